@@ -1,0 +1,78 @@
+"""Causal self-attention with rotary positions, grouped key heads and query-key norm.
+
+B batch, T sequence, D width, N query heads, G key heads, H head width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spes_p2p.config import ModelConfig
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension, computed in fp32 (Zhang and Sennrich, arXiv 1910.07467)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., D], in the type of `x`."""
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+
+
+def rotary_table(length: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(cos_TH, sin_TH) of rotary positions 0 to length - 1, in the rotate-half layout: both halves alike."""
+    inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
+    angles = torch.outer(torch.arange(length, dtype=torch.float64, device=device), inverse)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotate(x_BNTH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
+    """Apply rotary positions: x * cos + rotate_half(x) * sin (Su et al., arXiv 2104.09864)."""
+    first, second = x_BNTH.chunk(2, dim=-1)
+    return x_BNTH * cos_TH + torch.cat((-second, first), dim=-1) * sin_TH
+
+
+class Attention(nn.Module):
+    """One attention layer, no biases. The query-key norm is per head (Qwen3) or over the full width (OLMoE)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+        self.head_dim = config.resolved_head_dim
+        self.norm_per_head = config.qk_norm == "head"
+        q_width, k_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        self.q = nn.Linear(config.width, q_width, bias=False)
+        self.k = nn.Linear(config.width, k_width, bias=False)
+        self.v = nn.Linear(config.width, k_width, bias=False)
+        self.o = nn.Linear(q_width, config.width, bias=False)
+        self.q_norm = RMSNorm(self.head_dim if self.norm_per_head else q_width, config.rms_norm_eps)
+        self.k_norm = RMSNorm(self.head_dim if self.norm_per_head else k_width, config.rms_norm_eps)
+
+    def forward(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]; position t sees positions 0 to t of its own sequence."""
+        batch, length, _ = x_BTD.shape
+        q_BNTH = rotate(self._heads(self.q(x_BTD), self.q_norm, self.num_heads), cos_TH, sin_TH)
+        k_BGTH = rotate(self._heads(self.k(x_BTD), self.k_norm, self.num_kv_heads), cos_TH, sin_TH)
+        v_BGTH = self.v(x_BTD).view(batch, length, self.num_kv_heads, self.head_dim).transpose(1, 2)
+        y_BNTH = F.scaled_dot_product_attention(
+            q_BNTH, k_BGTH, v_BGTH, is_causal=True, enable_gqa=self.num_kv_heads != self.num_heads
+        )
+        out: Tensor = self.o(y_BNTH.transpose(1, 2).reshape(batch, length, -1))
+        return out
+
+    def _heads(self, x_BTW: Tensor, norm: RMSNorm, num_heads: int) -> Tensor:
+        """Split into heads [B, N, T, H] and apply the norm, before or after the split."""
+        batch, length, _ = x_BTW.shape
+        if not self.norm_per_head:
+            x_BTW = norm(x_BTW)
+        x_BTNH = x_BTW.view(batch, length, num_heads, self.head_dim)
+        if self.norm_per_head:
+            x_BTNH = norm(x_BTNH)
+        return x_BTNH.transpose(1, 2)

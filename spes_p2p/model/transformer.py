@@ -1,0 +1,125 @@
+"""The language model: a pre-norm mixture-of-experts transformer of the OLMoE/Qwen3-MoE family.
+
+The names of its parameters are those of `model.shards`: shared modules by module path, an owned expert's matrices as
+`layers.{l}.experts.{j}.{gate|up|down}`. Frozen experts are buffers of the same form of name.
+
+B batch, T sequence, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from spes_p2p.config import ModelConfig
+from spes_p2p.model.attention import Attention, RMSNorm, rotary_table
+from spes_p2p.model.moe import ExpertBank, FrozenFormat, Router, Routing
+from spes_p2p.model.shards import parse_expert_name
+
+
+class Layer(nn.Module):
+    """x + attention(norm(x)), then x + experts(norm(x))."""
+
+    def __init__(self, config: ModelConfig, frozen_format: FrozenFormat) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.width, config.rms_norm_eps)
+        self.attention = Attention(config)
+        self.moe_norm = RMSNorm(config.width, config.rms_norm_eps)
+        self.moe = Router(config)
+        self.experts = ExpertBank(config, frozen_format)
+
+    def forward(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> tuple[Tensor, Routing]:
+        """[B, T, D] -> [B, T, D], and where the tokens went."""
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), cos_TH, sin_TH)
+        normed_TD = self.moe_norm(x_BTD).flatten(0, 1)
+        routing: Routing = self.moe(normed_TD)
+        return x_BTD + self.experts(normed_TD, routing).view_as(x_BTD), routing
+
+
+class Transformer(nn.Module):
+    """Tokens to logits. `build` makes one without weights; `load` sets them; `set_owned` chooses what is trained."""
+
+    def __init__(self, config: ModelConfig, frozen_format: FrozenFormat = "fp32") -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.width)
+        self.layers = nn.ModuleList(Layer(config, frozen_format) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.width, config.rms_norm_eps)
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        self._rotary_cache: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
+
+    @classmethod
+    def build(
+        cls, config: ModelConfig, frozen_format: FrozenFormat = "fp32", device: torch.device | str = "cpu"
+    ) -> Transformer:
+        """A model on `device` with all experts frozen and every weight zero, made without PyTorch's own random
+        initialisation, which takes seconds for a large model and would be overwritten."""
+        with torch.device("meta"):
+            model = cls(config, frozen_format)
+        model.to_empty(device=device)
+        with torch.no_grad():
+            for tensor in model.tensors().values():
+                tensor.zero_()
+        return model
+
+    def forward(self, tokens_BT: Tensor) -> tuple[Tensor, list[Routing]]:
+        """(logits_BTV, routing of each layer)."""
+        cos_TH, sin_TH = self._rotary(tokens_BT.shape[1], tokens_BT.device)
+        x_BTD = self.embed(tokens_BT)
+        routings: list[Routing] = []
+        for layer in self.layers:
+            x_BTD, routing = layer(x_BTD, cos_TH, sin_TH)
+            routings.append(routing)
+        return self.head(self.norm(x_BTD)), routings
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every weight under its contract name, owned and frozen alike."""
+        return dict(self.named_parameters()) | dict(self.named_buffers())
+
+    def psi(self) -> dict[str, nn.Parameter]:
+        """The shared modules, sorted by name."""
+        return {name: tensor for name, tensor in sorted(self.named_parameters()) if parse_expert_name(name) is None}
+
+    def owned(self) -> dict[str, nn.Parameter]:
+        """The matrices of all owned experts."""
+        return {name: tensor for name, tensor in self.named_parameters() if parse_expert_name(name) is not None}
+
+    def set_owned(self, experts: Collection[int]) -> None:
+        """Make exactly these experts trainable, in every layer. Raises ValueError for an index the model lacks."""
+        if unknown := sorted(j for j in experts if not 0 <= j < self.config.num_experts):
+            raise ValueError(f"no expert {unknown[0]} in a model of {self.config.num_experts}")
+        for layer in self.layers:
+            cast(Layer, layer).experts.set_owned(experts)
+
+    def load(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """Copy values into weights of the same names. Raises ValueError for an unknown name or another shape, before
+        anything is written."""
+        weights = self.tensors()
+        for name, values in tensors.items():
+            if name not in weights or weights[name].shape != values.shape:
+                raise ValueError(f"the model has no tensor {name} of shape {list(values.shape)}")
+        with torch.no_grad():
+            for name, values in tensors.items():
+                weights[name].copy_(to_torch(values))
+
+    def _rotary(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        key = (length, device)
+        if key not in self._rotary_cache:
+            config = self.config
+            self._rotary_cache = {key: rotary_table(length, config.resolved_head_dim, config.rope_theta, device)}
+        return self._rotary_cache[key]
+
+
+def to_torch(values: npt.NDArray[np.float32]) -> Tensor:
+    """A tensor of a numpy array's values, without a copy where the array is writable."""
+    return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
+def to_numpy(tensor: Tensor) -> npt.NDArray[np.float32]:
+    """An fp32 copy of a tensor in host memory."""
+    return tensor.detach().to(device="cpu", dtype=torch.float32, copy=True).contiguous().numpy()

@@ -1,0 +1,162 @@
+"""`NodeSnapshot`: everything a user interface may know of a node, frozen, and JSON on the local API.
+
+The node makes one several times a second; the terminal UI, `status` and `--json` are functions of it. Peers appear in
+their textual form, digests in hex, times in milliseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Phase = Literal["join", "load", "train", "publish", "acknowledge", "aggregate", "vote", "adopt", "finished"]
+PHASES: tuple[Phase, ...] = ("train", "publish", "acknowledge", "aggregate", "vote", "adopt")
+"""The phases of a round, in order; `join` and `load` come before the first, `finished` after the last."""
+
+
+class PhaseView(msgspec.Struct, frozen=True, kw_only=True):
+    """One phase of the open round."""
+
+    name: Phase
+    progress: float
+    """0 to 1."""
+    detail: str = ""
+    """Such as `12/40 steps` or `3 of 4 updates have receipts`."""
+
+
+class RoundView(msgspec.Struct, frozen=True, kw_only=True):
+    """The round this node is in."""
+
+    number: int
+    phase: Phase
+    phases: tuple[PhaseView, ...] = ()
+    elapsed_ms: int = 0
+    time_left_ms: int | None = None
+    """Until the open phase's time-out, where it has one."""
+    view: int = 0
+    leader: str = ""
+    votes: int = 0
+    """Prevotes or precommits held for the proposal, whichever step is open."""
+    votes_needed: int = 0
+    waiting_for: str = ""
+    """What the node waits for, in words; empty when it does not wait."""
+
+
+class ShardView(msgspec.Struct, frozen=True, kw_only=True):
+    """One expert shard of the run."""
+
+    shard: int
+    owners: tuple[str, ...]
+    """Peer ids; empty: an orphan."""
+    mine: bool
+    last_accepted_round: int
+    """Round of the last accepted update for it; 0: none yet."""
+
+
+class UpdateView(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one update of this node."""
+
+    round: int
+    verdict: str
+    """`accepted`, `late`, `pending`, or the reason of its refusal."""
+    tokens: int
+
+
+class LearningView(msgspec.Struct, frozen=True, kw_only=True):
+    """How training goes."""
+
+    loss_curve: tuple[tuple[int, float], ...] = ()
+    """(global step, nats per token) of this peer's training, the latest few hundred points."""
+    val_curve: tuple[tuple[int, float], ...] = ()
+    """(round, nats per byte) on the held-out set, of the state that the round's certificate made."""
+    tokens_per_s: float = 0.0
+    tokens_total: int = 0
+    """Tokens this node trained and got certified."""
+    inner_step: int = 0
+    inner_steps: int = 0
+    global_step: int = 0
+    updates: tuple[UpdateView, ...] = ()
+    """This node's latest updates, oldest first."""
+
+
+class PeerView(msgspec.Struct, frozen=True, kw_only=True):
+    """One member of the run as this node sees it."""
+
+    peer: str
+    me: bool
+    voter: bool
+    connected: bool
+    shards: tuple[int, ...]
+    accepted_updates: int
+    last_item_round: int
+
+
+class NetworkView(msgspec.Struct, frozen=True, kw_only=True):
+    """Traffic since the node started, and the members."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    sent_per_s: float = 0.0
+    received_per_s: float = 0.0
+    peers: tuple[PeerView, ...] = ()
+    listen: tuple[str, ...] = ()
+
+
+class MachineView(msgspec.Struct, frozen=True, kw_only=True):
+    """This machine."""
+
+    device: str
+    memory_bytes: int = 0
+    """Resident memory of node and trainer."""
+    trainer_restarts: int = 0
+
+
+class Counters(msgspec.Struct, frozen=True, kw_only=True):
+    """What this node has done since it started."""
+
+    rounds_adopted: int = 0
+    parts_aggregated: int = 0
+    cuts_made: int = 0
+    updates_published: int = 0
+    updates_acknowledged: int = 0
+    pieces_refused: int = 0
+    rechecks: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
+    messages_refused: int = 0
+
+
+class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at a node."""
+
+    version: str
+    run_name: str
+    run_id: str
+    peer: str
+    started_ms_ago: int
+    member: bool
+    voter: bool
+    leaving: bool
+    """A proper leave was asked for; `round.waiting_for` says what remains."""
+    certified_round: int
+    """Round of the last certificate this node holds."""
+    psi_digest: str
+    """Of the last certificate's shared modules, in hex."""
+    round: RoundView
+    shards: tuple[ShardView, ...]
+    learning: LearningView
+    network: NetworkView
+    machine: MachineView
+    counters: Counters
+
+
+class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a node's log, for people."""
+
+    number: int
+    """Counts up from 1 in this process."""
+    at_ms: int
+    """Milliseconds since the node started."""
+    level: Literal["info", "warning", "error"]
+    text: str

@@ -1,0 +1,149 @@
+"""What the parts of the round machine share: time, identity, the terms of the round, and the way out.
+
+`Context.sign_once` keeps promises: a slot is signed once, journalled in the same batch of effects, and after a restart
+the journalled bytes are sent again instead of new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from spes_p2p.errors import LocalProtocolError
+from spes_p2p.ids import Digest, PeerId
+from spes_p2p.ports import Signer, Verifier
+from spes_p2p.protocol.codec import decode_signed, encode, sign
+from spes_p2p.protocol.effects import Effect, Notify, Persist
+from spes_p2p.protocol.head import Terms
+from spes_p2p.protocol.messages import Ref, Signed, SignedBody, Want
+from spes_p2p.protocol.outbox import Outbox
+from spes_p2p.protocol.wire import Wire
+
+
+@dataclass(slots=True)
+class _Wanted:
+    sources: list[PeerId]
+    next_source: int
+    due_ms: int
+
+
+@dataclass(slots=True)
+class Context:
+    """One round's shared surroundings. `now_ms` is set before every input."""
+
+    terms: Terms
+    signer: Signer
+    verifier: Verifier
+    outbox: Outbox
+    private_seed: bytes
+    now_ms: int
+    opened_at_ms: int
+    journal: dict[str, bytes] = field(default_factory=dict)
+    effects: list[Effect] = field(default_factory=list)
+    held: set[Digest] = field(default_factory=set)
+    """Blobs that became held in this round; those of the previous state are held once `state_ready`."""
+    state_ready: bool = False
+    _wants: dict[Ref, _Wanted] = field(default_factory=dict)
+
+    @property
+    def me(self) -> PeerId:
+        """This peer."""
+        return self.signer.peer_id
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether this peer votes in this round."""
+        return self.me in self.terms.voters
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this peer is in the roster."""
+        return self.me in self.terms.members
+
+    @property
+    def key(self) -> str:
+        """Prefix of this round's journal entries."""
+        return f"{self.terms.head.epoch:06d}/{self.terms.round:010d}/"
+
+    def emit(self, effect: Effect) -> None:
+        """Give the shell something to do."""
+        self.effects.append(effect)
+
+    def notify(self, text: str, level: str = "info") -> None:
+        """Tell a person."""
+        self.emit(Notify(level=level, text=text))
+
+    def persist(self, slot: str, data: bytes) -> None:
+        """Journal an entry of this round."""
+        key = self.key + slot
+        if self.journal.get(key) != data:
+            self.journal[key] = data
+            self.emit(Persist(entries={key: data}))
+
+    def promised(self, slot: str) -> Signed | None:
+        """What was signed for a slot of this round, before a restart or after it."""
+        data = self.journal.get(f"{self.key}signed/{slot}")
+        return None if data is None else decode_signed(data)
+
+    def sign_once(self, slot: str, body: SignedBody) -> Signed:
+        """Sign for a slot, or return what was signed for it before."""
+        before = self.promised(slot)
+        if before is not None:
+            return before
+        signed = sign(self.signer, body)
+        self.persist(f"signed/{slot}", encode(signed))
+        return signed
+
+    def send(self, peers: Iterable[PeerId], message: Wire) -> None:
+        """Send to all of them but this peer, repeated until confirmed."""
+        self.send_bytes(peers, encode(message))
+
+    def send_bytes(self, peers: Iterable[PeerId], data: bytes) -> None:
+        """Like `send`, for a message that is encoded already."""
+        for peer in peers:
+            if peer != self.me:
+                send = self.outbox.add(peer, data, round_number=self.terms.round, now_ms=self.now_ms)
+                if send is not None:
+                    self.emit(send)
+
+    def want(self, ref: Ref, sources: Iterable[PeerId]) -> None:
+        """Ask for an object until `found`: one source at a time, the next after each `resend`."""
+        wanted = self._wants.setdefault(ref, _Wanted([], 0, self.now_ms))
+        for source in sources:
+            if source != self.me and source not in wanted.sources:
+                wanted.sources.append(source)
+        self._ask(ref, wanted)
+
+    def is_wanted(self, ref: Ref) -> bool:
+        """Whether an object was asked for and has not come."""
+        return ref in self._wants
+
+    def found(self, ref: Ref) -> None:
+        """An object is here."""
+        self._wants.pop(ref, None)
+
+    def tick(self) -> None:
+        """Repeat requests that are due."""
+        for ref, wanted in self._wants.items():
+            self._ask(ref, wanted)
+
+    def deadline_ms(self) -> int | None:
+        """When the next request is due."""
+        return min((wanted.due_ms for wanted in self._wants.values() if wanted.sources), default=None)
+
+    def _ask(self, ref: Ref, wanted: _Wanted) -> None:
+        if not wanted.sources or wanted.due_ms > self.now_ms:
+            return
+        source = wanted.sources[wanted.next_source % len(wanted.sources)]
+        wanted.next_source += 1
+        wanted.due_ms = self.now_ms + self.terms.config.protocol.resend_ms
+        # A repeated request must leave again, so it is not deduplicated: it carries no promise and is not re-sent.
+        ask = Want(self.terms.head.epoch, self.terms.round, (ref,))
+        send = self.outbox.once(source, encode(ask))
+        self.emit(send)
+
+    def restore(self, journal: Mapping[str, bytes]) -> None:
+        """Take over the journal entries of this round after a restart."""
+        if self.journal:
+            raise LocalProtocolError("the journal is restored before anything is signed")
+        self.journal.update({key: data for key, data in journal.items() if key.startswith(self.key)})

@@ -1,0 +1,203 @@
+"""Cuts: when view 0 begins, what the leader names, what others must find in it (docs/protocol.md, sections 4, 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from spes_p2p.errors import RemoteProtocolError
+from spes_p2p.ids import Digest, PeerId
+from spes_p2p.protocol.codec import check_signature, cut_hash, receipt_hash
+from spes_p2p.protocol.context import Context
+from spes_p2p.protocol.evidence import conflicting
+from spes_p2p.protocol.messages import Cut, CutAnnouncement, CutItem, CutMessage, Ref, Signed
+from spes_p2p.protocol.statements import Item, check_cut, item_sort_key
+from spes_p2p.protocol.transition import Transition, advance
+from spes_p2p.protocol.updates import Held, Updates
+from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, RefKind
+
+
+@dataclass(slots=True)
+class KnownCut:
+    """A cut, and what became of it here."""
+
+    cut: Cut
+    hash: Digest
+    received_at_ms: int
+    sources: list[PeerId]
+    items: tuple[Item, ...] | None = None
+    """Once every statement and receipt it names is held and the whole is valid."""
+    transition: Transition | None = None
+    problem: str | None = None
+    """Why it is objectively wrong."""
+
+
+class Cuts:
+    """The cuts of one round."""
+
+    def __init__(self, context: Context, updates: Updates) -> None:
+        self._context = context
+        self._updates = updates
+        self.known: dict[Digest, KnownCut] = {}
+        self.announced: dict[int, Signed] = {}
+        """Per view, the leader's announcement."""
+        self.announced_at_ms: dict[int, int] = {}
+
+    # --- timing ------------------------------------------------------------------------------------------------------
+
+    def all_live_in(self) -> bool:
+        """Whether a manifest or `Alive{no more}` of every live member is held."""
+        return all(self._updates.is_in(peer) for peer in self._context.terms.live)
+
+    def view0_due_ms(self, training_ended_at_ms: int | None) -> int | None:
+        """When view 0 begins here if not all live members come in before; None: not known yet."""
+        context = self._context
+        protocol = context.terms.config.protocol
+        half_at = self._updates.half_at_ms
+        if training_ended_at_ms is None:
+            # It could not train: ended at round_max, or the grace after half of the manifests.
+            ended = context.opened_at_ms + protocol.round_max_ms
+            return ended if half_at is None else min(ended, half_at + protocol.train_grace_ms)
+        due = training_ended_at_ms + protocol.train_grace_ms
+        if half_at is not None:
+            due = min(due, half_at + protocol.train_grace_ms)
+        return max(due, training_ended_at_ms)
+
+    def leader_may_cut(self, view0_began_at_ms: int) -> bool:
+        """Whether the leader of view 0 cuts now."""
+        context = self._context
+        age = context.now_ms - context.opened_at_ms
+        if age < context.terms.config.protocol.round_min and not self.all_live_in():
+            return False
+        if context.now_ms >= view0_began_at_ms + context.terms.transfer_budget_ms:
+            return True
+        return all(held.receipt is not None for held in self._updates.manifests())
+
+    # --- making and taking -------------------------------------------------------------------------------------------
+
+    def make(self) -> Cut:
+        """A cut of everything that is held and valid in this round."""
+        terms = self._context.terms
+        entries: list[CutItem] = []
+        covered: set[PeerId] = set()
+        for held in self._updates.slots.values():
+            if self._includable(held):
+                identity = receipt_hash(held.receipt) if held.receipt else NO_DIGEST
+                entries.append(CutItem(ItemKind.UPDATE, held.signed.peer, held.hash, identity))
+                covered.add(held.signed.peer)
+        for held in self._updates.manifests():
+            if held.signed.peer not in covered:
+                entries.append(CutItem(ItemKind.ALIVE, held.signed.peer, held.hash, NO_DIGEST))
+                covered.add(held.signed.peer)
+        for (kind, peer, _), held in self._updates.slots.items():
+            if kind is ItemKind.UPDATE or (kind is ItemKind.ALIVE and peer in covered):
+                continue
+            entries.append(CutItem(kind, peer, held.hash, NO_DIGEST))
+        items = tuple(sorted(entries, key=item_sort_key))
+        return Cut(terms.head.run.run_id, terms.head.epoch, terms.round, items)
+
+    def _includable(self, held: Held) -> bool:
+        row = self._context.terms.head.state.row(held.signed.peer)
+        manifest = held.manifest
+        return manifest is not None and held.receipt is not None and row is not None and manifest.round > row.base_round
+
+    def announce(self, view: int, cut: Cut) -> CutMessage:
+        """Sign a cut as leader of a view; what was signed before a restart is signed again."""
+        context = self._context
+        head = context.terms.head
+        body = CutAnnouncement(head.run.run_id, head.epoch, context.terms.round, view, cut_hash(cut))
+        return CutMessage(context.sign_once(f"cut/{view}", body), cut)
+
+    def newest_complete(self) -> Cut | None:
+        """The newest cut known, if it names every item that is held."""
+        for known in sorted(self.known.values(), key=lambda known: (-known.received_at_ms, known.hash)):
+            if known.problem is None and not self.missing(known.cut, before_ms=self._context.now_ms):
+                return known.cut
+        return None
+
+    def add(self, message: CutMessage, sender: PeerId) -> KnownCut:
+        """A cut with its leader's signature. Raises RemoteProtocolError."""
+        context, signed = self._context, message.announcement
+        body = signed.body
+        if not isinstance(body, CutAnnouncement) or body.cut != cut_hash(message.cut):
+            raise RemoteProtocolError(sender, "a cut that its announcement does not name")
+        if signed.peer != context.terms.leader(body.view):
+            raise RemoteProtocolError(signed.peer, f"a cut by a peer that does not lead view {body.view}")
+        before = self.announced.get(body.view)
+        if before != signed:
+            check_signature(signed, context.verifier)
+            if before is not None and conflicting(before, signed):
+                self._updates.accuse(before, signed)
+            self.announced.setdefault(body.view, signed)
+            self.announced_at_ms.setdefault(body.view, context.now_ms)
+        return self.learn(message.cut, (signed.peer, sender))
+
+    def learn(self, cut: Cut, sources: Iterable[PeerId]) -> KnownCut:
+        """Take a cut whoever names it, and ask for what it names."""
+        identity = cut_hash(cut)
+        known = self.known.get(identity)
+        if known is None:
+            known = KnownCut(cut, identity, self._context.now_ms, [])
+            self.known[identity] = known
+            self._context.found(Ref(RefKind.CUT, identity, NO_DIGEST))
+        for source in sources:
+            if source not in known.sources:
+                known.sources.append(source)
+        self.resolve(known)
+        return known
+
+    def resolve(self, known: KnownCut) -> None:
+        """Find the statements and receipts of a cut; check the whole once they are all here."""
+        if known.items is not None or known.problem is not None:
+            return
+        context, updates = self._context, self._updates
+        items, complete = [], True
+        for entry in known.cut.items:
+            held = updates.by_hash.get(entry.statement)
+            if held is None:
+                complete = False
+                context.want(Ref(RefKind.STATEMENT, entry.statement, NO_DIGEST), known.sources)
+                continue
+            if entry.receipt != NO_DIGEST and entry.receipt not in updates.receipts:
+                complete = False
+                context.want(Ref(RefKind.RECEIPT, entry.receipt, entry.statement), known.sources)
+            items.append(Item(entry=entry, signed=held.signed))
+        if not complete:
+            return
+        try:
+            check_cut(context.terms, known.cut, tuple(items), updates.receipts)
+            known.transition = advance(context.terms, known.hash, tuple(items), context.verifier)
+        except RemoteProtocolError as error:
+            known.problem = error.reason
+            return
+        known.items = tuple(items)
+
+    # --- the inclusion rule ------------------------------------------------------------------------------------------
+
+    def missing(self, cut: Cut, before_ms: int) -> list[str]:
+        """What this peer held complete before that moment and the cut leaves out; by slot, never by hash."""
+        named: set[tuple[ItemKind, PeerId, int]] = set()
+        present: set[PeerId] = set()
+        for entry in cut.items:
+            statement = self._updates.by_hash.get(entry.statement)
+            manifest = statement.manifest if statement else None
+            base = manifest.round if manifest is not None and entry.kind is ItemKind.UPDATE else 0
+            named.add((entry.kind, entry.peer, base))
+            if entry.kind is not ItemKind.EVIDENCE:
+                present.add(entry.peer)
+        found = []
+        for (kind, peer, base), held in self._updates.slots.items():
+            if held.held_at_ms > before_ms:
+                continue
+            if kind is ItemKind.UPDATE:
+                if self._includable(held) and held.receipt_held_at_ms <= before_ms:
+                    if (kind, peer, base) not in named:
+                        found.append(f"update of round {base}")
+                elif base == self._context.terms.round and peer not in present:
+                    found.append("manifest")
+            elif kind is ItemKind.ALIVE:
+                if peer not in present:
+                    found.append("alive")
+            elif (kind, peer, 0) not in named:
+                found.append(kind.name.lower())
+        return found

@@ -1,0 +1,45 @@
+"""Proof that a peer signed two different statements for one slot.
+
+Slots: one update per base round, one cut and one proposal per view (as its leader), one vote per view and step.
+"""
+
+from __future__ import annotations
+
+from spes_p2p.errors import RemoteProtocolError
+from spes_p2p.ids import PeerId
+from spes_p2p.ports import Verifier
+from spes_p2p.protocol.codec import check_signature, decode_signed
+from spes_p2p.protocol.messages import CutAnnouncement, Evidence, Manifest, Proposal, Signed, Vote
+
+
+def exclusive_slot(signed: Signed) -> tuple[str, int, int, int, int] | None:
+    """(tag, epoch, round, view, step) that a peer may fill once only; None for statements that may be repeated."""
+    body = signed.body
+    match body:
+        case Manifest():
+            return body.tag, body.epoch, body.round, 0, 0
+        case CutAnnouncement() | Proposal():
+            return body.tag, body.epoch, body.round, body.view, 0
+        case Vote():
+            return body.tag, body.epoch, body.round, body.view, body.step
+        case _:
+            return None
+
+
+def conflicting(first: Signed, second: Signed) -> bool:
+    """Whether two statements of one peer fill one exclusive slot differently."""
+    slot = exclusive_slot(first)
+    return (
+        first.peer == second.peer and slot is not None and slot == exclusive_slot(second) and first.body != second.body
+    )
+
+
+def accused(evidence: Evidence, verifier: Verifier) -> PeerId:
+    """The proven equivocator. Raises RemoteProtocolError if the evidence proves nothing."""
+    first, second = decode_signed(evidence.first), decode_signed(evidence.second)
+    check_signature(first, verifier)
+    check_signature(second, verifier)
+    runs = {signed.body.run for signed in (first, second)}
+    if runs != {evidence.run} or not conflicting(first, second):
+        raise RemoteProtocolError(None, "the evidence proves nothing")
+    return first.peer

@@ -1,0 +1,221 @@
+"""`Head`: everything the next round follows from, and `Terms`: the roles and thresholds of that round.
+
+A head is made from the run manifest (certificate 0) or from the previous head and a body, by pure functions, so that
+all peers, joiners included, have the same one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from spes_p2p.config import RunConfig
+from spes_p2p.digests import digest_of_list
+from spes_p2p.errors import RemoteProtocolError
+from spes_p2p.ids import Digest, PeerId, RunId
+from spes_p2p.protocol import election
+from spes_p2p.protocol.codec import body_hash, run_id, unpack_float
+from spes_p2p.protocol.messages import BlobShare, Body, RunManifest
+from spes_p2p.protocol.params import (
+    LATE_ROUNDS,
+    PieceSizes,
+    expert_acks,
+    faults,
+    psi_acks,
+    quorum,
+    replicas,
+    transfer_budget_ms,
+)
+from spes_p2p.protocol.state import LeaseRow, RosterRow, ShardRow, State, apply_deltas
+from spes_p2p.protocol.wire import NO_DIGEST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What never changes in a run."""
+
+    run_id: RunId
+    manifest: RunManifest
+    config: RunConfig
+    sizes: PieceSizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The adopted certificate and the state it made."""
+
+    run: Run
+    hash: Digest
+    round: int
+    epoch: int
+    seed: Digest
+    """seed of `round`."""
+    state: State
+    parts: tuple[Digest, ...]
+    inner_steps: int
+    """H of the next round."""
+    global_step: int
+    data_cursor: int
+    merge_alpha: float = 0.0
+    merge_root: Digest = NO_DIGEST
+    recent: tuple[tuple[int, Digest], ...] = ()
+    """(round, certificate hash) of the newest certificates, this one included: the fencing tokens that are valid."""
+
+    @property
+    def psi_digest(self) -> Digest:
+        """Digest of the shared modules."""
+        return psi_digest(self.parts)
+
+    def receivers(self) -> tuple[bool, ...]:
+        """Per shard: whether an update of it is in this certificate, so that a merge changes it."""
+        return (
+            tuple(any(owner.last == self.round for owner in row.owners) for row in self.state.leases)
+            if (self.round)
+            else (False,) * len(self.state.leases)
+        )
+
+
+def psi_digest(parts: tuple[Digest, ...]) -> Digest:
+    """BLAKE3 over the part digests."""
+    return digest_of_list("spes psi", parts)
+
+
+def genesis_head(manifest: RunManifest, sizes: PieceSizes) -> Head:
+    """Head of certificate 0. Raises RemoteProtocolError if the manifest contradicts itself."""
+    config = RunConfig.from_json(manifest.config)
+    if list(manifest.founders) != sorted(set(manifest.founders)):
+        raise RemoteProtocolError(manifest.created_by, "founders are not sorted by peer id")
+    if len(manifest.shards) != config.num_shards or len(manifest.parts) != sizes.num_parts:
+        raise RemoteProtocolError(manifest.created_by, "the genesis blobs do not fit the configuration")
+    identity = run_id(manifest)
+    state = State(
+        roster=tuple(RosterRow(peer, 0, 0, 0, 0, 0) for peer in manifest.founders),
+        leases=tuple(LeaseRow(shard, ()) for shard in range(config.num_shards)),
+        shards=tuple(ShardRow(shard, (BlobShare(blob, 1),)) for shard, blob in enumerate(manifest.shards)),
+    )
+    return Head(
+        run=Run(run_id=identity, manifest=manifest, config=config, sizes=sizes),
+        hash=Digest(identity),
+        round=0,
+        epoch=0,
+        seed=election.first_seed(identity),
+        state=state,
+        parts=manifest.parts,
+        inner_steps=config.training.inner_steps_at(0),
+        global_step=0,
+        data_cursor=0,
+        recent=((0, Digest(identity)),),
+    )
+
+
+def next_head(head: Head, body: Body) -> Head:
+    """Head after a certified body that extends `head`. Raises RemoteProtocolError if it does not extend it."""
+    if (body.run, body.epoch, body.round, body.prev) != (head.run.run_id, head.epoch, head.round + 1, head.hash):
+        raise RemoteProtocolError(None, f"body of round {body.round} does not extend round {head.round}")
+    identity = body_hash(body)
+    return Head(
+        run=head.run,
+        hash=identity,
+        round=body.round,
+        epoch=body.epoch,
+        seed=body.seed,
+        state=apply_deltas(head.state, body),
+        parts=body.parts,
+        inner_steps=body.inner_steps,
+        global_step=body.global_step,
+        data_cursor=body.data_cursor,
+        merge_alpha=unpack_float(body.merge_alpha) if body.merge_alpha else 0.0,
+        merge_root=body.merge_root,
+        recent=(*head.recent, (body.round, identity))[-(LATE_ROUNDS + 1) :],
+    )
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Roles and thresholds of the round that follows a head."""
+
+    head: Head
+    round: int = field(init=False)
+    seed: Digest = field(init=False)
+
+    def __post_init__(self) -> None:
+        head = self.head
+        object.__setattr__(self, "round", head.round + 1)
+        seed = election.next_seed(head.run.run_id, head.round + 1, head.seed, head.hash)
+        object.__setattr__(self, "seed", seed)
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration."""
+        return self.head.run.config
+
+    @cached_property
+    def members(self) -> tuple[PeerId, ...]:
+        """The roster, by peer id."""
+        return self.head.state.members
+
+    @cached_property
+    def voters(self) -> tuple[PeerId, ...]:
+        """By peer id; bit i of a voter bitmap is the i-th."""
+        return self.head.state.voters
+
+    @cached_property
+    def eligible(self) -> tuple[PeerId, ...]:
+        """Who acknowledges and aggregates, by peer id."""
+        return election.eligible(self.seed, self.voters, self.members)
+
+    @cached_property
+    def leaders(self) -> tuple[PeerId, ...]:
+        """Order of leaders."""
+        return election.leaders(self.seed, self.voters)
+
+    @cached_property
+    def aggregators(self) -> tuple[tuple[PeerId, ...], ...]:
+        """Per part, the order of aggregators."""
+        parts = range(self.head.run.sizes.num_parts)
+        return tuple(election.aggregators(self.seed, part, self.eligible) for part in parts)
+
+    def leader(self, view: int) -> PeerId:
+        """Who names the cut and proposes in a view."""
+        return self.leaders[view % len(self.leaders)]
+
+    @property
+    def num_faults(self) -> int:
+        """f."""
+        return faults(len(self.voters))
+
+    @property
+    def quorum(self) -> int:
+        """q."""
+        return quorum(len(self.voters))
+
+    @property
+    def replicas(self) -> int:
+        """Equal digests needed per part."""
+        return replicas(self.config.protocol, len(self.voters), len(self.eligible))
+
+    @property
+    def expert_acks(self) -> int:
+        """Acks of others for an expert blob."""
+        return expert_acks(len(self.voters), len(self.eligible))
+
+    @property
+    def psi_acks(self) -> int:
+        """Acks of others for a psi piece."""
+        return psi_acks(self.replicas, len(self.eligible))
+
+    @cached_property
+    def transfer_budget_ms(self) -> int:
+        """T."""
+        return transfer_budget_ms(
+            self.config.protocol,
+            self.head.run.sizes,
+            num_members=len(self.members),
+            num_eligible=len(self.eligible),
+            num_replicas=self.replicas,
+        )
+
+    @cached_property
+    def live(self) -> frozenset[PeerId]:
+        """Members with an item in the previous cut; in round 1 all founders."""
+        return frozenset(row.peer for row in self.head.state.roster if row.last_item_round == self.head.round)

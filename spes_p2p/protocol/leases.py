@@ -1,0 +1,99 @@
+"""Who owns which shard next: docs/protocol.md, section 8, rules 1 to 5.
+
+A pure function of (terms, roster after the cut, owners that delivered, claimers); arrival order never matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from spes_p2p.ids import PeerId
+from spes_p2p.protocol import election
+from spes_p2p.protocol.head import Terms
+from spes_p2p.protocol.messages import Tenure
+from spes_p2p.protocol.roster import qualified
+from spes_p2p.protocol.state import LeaseRow, RosterRow, bytes_of
+
+
+class _Table:
+    """Leases while they are being decided."""
+
+    def __init__(self, terms: Terms, roster: tuple[RosterRow, ...], leases: Mapping[int, list[Tenure]]) -> None:
+        self.terms = terms
+        self.rows = {row.peer: row for row in roster}
+        self.leases = dict(leases)
+
+    def owned(self, peer: PeerId) -> list[int]:
+        return [shard for shard, owners in sorted(self.leases.items()) if any(o.who == peer for o in owners)]
+
+    def room(self, peer: PeerId) -> int:
+        """How many more shards a member may own; before it qualifies it holds at most one."""
+        row = self.rows[peer]
+        limit = row.capacity if qualified(self.terms, row) else min(row.capacity, 1)
+        return limit - len(self.owned(peer))
+
+    def grant(self, shard: int, peer: PeerId) -> None:
+        owners = [*self.leases[shard], Tenure(peer, self.terms.round, 0)]
+        self.leases[shard] = sorted(owners, key=bytes_of)
+
+    def first_with_room(self, shard: int, peers: Collection[PeerId]) -> PeerId | None:
+        order = election.claim_order(self.terms.seed, shard, peers)
+        return next((peer for peer in order if self.room(peer) > 0), None)
+
+
+def next_leases(
+    terms: Terms,
+    roster: tuple[RosterRow, ...],
+    delivered: Mapping[int, frozenset[PeerId]],
+    claimers: frozenset[PeerId],
+) -> tuple[tuple[LeaseRow, ...], frozenset[PeerId]]:
+    """Leases after the cut, and the claimers that got a shard.
+
+    `delivered`: per shard, the owners whose update for it was accepted in this cut. `claimers`: members after the cut
+    that claim or join in it.
+    """
+    members = {row.peer for row in roster}
+    kept: dict[int, list[Tenure]] = {}
+    for row in terms.head.state.leases:
+        kept[row.shard] = []
+        for owner in row.owners:
+            peer = PeerId(bytes_of(owner))
+            last = terms.round if peer in delivered.get(row.shard, frozenset()) else owner.last
+            if peer in members and terms.round - max(owner.begun, last) < terms.config.protocol.lease_rounds:
+                kept[row.shard].append(Tenure(peer, owner.begun, last))
+    table = _Table(terms, roster, kept)
+    served = set()
+    for shard in sorted(table.leases):
+        if table.leases[shard]:
+            continue
+        winner = table.first_with_room(shard, claimers)
+        if winner is not None:
+            served.add(winner)
+        else:
+            winner = table.first_with_room(shard, members)
+        if winner is not None:
+            table.grant(shard, winner)
+    for peer in election.rank(terms.seed, "move", claimers - served):
+        if not table.owned(peer) and table.room(peer) > 0:
+            _make_room(table, peer)
+            served.add(peer)
+    leases = tuple(LeaseRow(shard, tuple(owners)) for shard, owners in sorted(table.leases.items()))
+    return leases, frozenset(served)
+
+
+def _make_room(table: _Table, peer: PeerId) -> None:
+    """Rule 5: a shard of the owner with too many, else a place beside the fewest owners."""
+    counts = {member: len(table.owned(member)) for member in sorted(table.rows)}
+    fair = -(-len(table.leases) // len(table.rows))
+    most = max(counts.values())
+    seed = table.terms.seed
+    if most > fair:
+        richest = election.rank(seed, "rich", [member for member, count in counts.items() if count == most])[0]
+        shard = table.owned(richest)[-1]
+        table.leases[shard] = [owner for owner in table.leases[shard] if owner.who != richest]
+        table.grant(shard, peer)
+        return
+    fewest = min(len(owners) for owners in table.leases.values())
+    shards = [shard for shard, owners in sorted(table.leases.items()) if len(owners) == fewest]
+    chosen = min(shards, key=lambda shard: (election.claim_weight(seed, shard, peer), shard))
+    table.grant(chosen, peer)

@@ -1,0 +1,497 @@
+"""Every message of the wire and every object that is hashed, as frozen msgspec structs.
+
+They travel as msgpack arrays (`codec.py`), a tag first where a union must be told apart. The types bound all sizes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, TypeAlias
+
+from msgspec import Meta
+
+from spes_p2p.protocol.wire import (
+    Bitmap,
+    Count,
+    Float64,
+    Hash,
+    ItemKind,
+    OptionalFloat64,
+    OptionalSignature,
+    Peer,
+    PieceKind,
+    RefKind,
+    RefusalReason,
+    Run,
+    Signature,
+    Small,
+    Step,
+    Wire,
+)
+
+# --- the run ---------------------------------------------------------------------------------------------------------
+
+
+class RunManifest(Wire, frozen=True, tag="run"):
+    """Certificate 0: what the operator signs. Its hash is the run id."""
+
+    version: Small
+    config: Annotated[bytes, Meta(max_length=1 << 16)]
+    """`RunConfig.to_json()`."""
+    created_by: Peer
+    founders: Annotated[tuple[Peer, ...], Meta(min_length=1, max_length=128)]
+    """Sorted by peer id."""
+    invite_key: Annotated[bytes, Meta(max_length=32)]
+    """Public half of the invite key; empty unless admission is `invited`."""
+    recovery_key: Peer
+    parts: Annotated[tuple[Hash, ...], Meta(max_length=4096)]
+    """Part results of the genesis psi."""
+    shards: Annotated[tuple[Hash, ...], Meta(max_length=4096)]
+    """Genesis blob of each shard."""
+    held_out: Hash
+    held_out_bytes: Count
+
+
+class SignedRun(Wire, frozen=True, tag="signed-run"):
+    """The run manifest with its creator's signature."""
+
+    manifest: RunManifest
+    signature: Signature
+
+
+# --- signed statements of members (items of a cut) -------------------------------------------------------------------
+
+
+class Piece(Wire, frozen=True):
+    """One blob of an update."""
+
+    kind: PieceKind
+    index: Small
+    """Part, or shard."""
+    blob: Hash
+    size_bytes: Count
+    codec: Small
+    base_row: Hash
+    """Part result, or hash of the shard row, that the training began from."""
+    squared_norm: Float64
+    """Of the decoded delta."""
+
+
+class Manifest(Wire, frozen=True, tag="manifest"):
+    """An update: what a peer trained from certificate `round` - 1."""
+
+    tag: ClassVar[str] = "manifest"
+    run: Run
+    epoch: Count
+    round: Count
+    prev: Hash
+    """Hash of certificate `round` - 1: a fencing token."""
+    tokens: Count
+    steps: Count
+    loss_micronats: Count
+    pieces: Annotated[tuple[Piece, ...], Meta(min_length=1, max_length=8192)]
+
+
+class Alive(Wire, frozen=True, tag="alive"):
+    """A sign of life; `more`: an update of this round will follow."""
+
+    tag: ClassVar[str] = "alive"
+    run: Run
+    epoch: Count
+    round: Count
+    more: bool
+
+
+class Join(Wire, frozen=True, tag="join"):
+    """Asks to become a member; valid for the round it names and the next two."""
+
+    tag: ClassVar[str] = "join"
+    run: Run
+    epoch: Count
+    round: Count
+    capacity: Small
+    """Most shards to own."""
+    invite_signature: OptionalSignature
+    """By the invite key over (run, peer), tag `invite`."""
+    sponsor: Annotated[bytes, Meta(max_length=32)]
+    """A founder, in runs with an allowlist."""
+    sponsor_signature: OptionalSignature
+    """By the sponsor over (run, peer), tag `allow`."""
+
+
+class Leave(Wire, frozen=True, tag="leave"):
+    """Leaves; the shards are handed over in a blob, or not."""
+
+    tag: ClassVar[str] = "leave"
+    run: Run
+    epoch: Count
+    round: Count
+    handover: Hash
+    """NO_DIGEST: none."""
+    handover_bytes: Count
+
+
+class Claim(Wire, frozen=True, tag="claim"):
+    """Asks for a shard, and states the capacity from now on."""
+
+    tag: ClassVar[str] = "claim"
+    run: Run
+    epoch: Count
+    round: Count
+    capacity: Small
+
+
+class Evidence(Wire, frozen=True, tag="evidence"):
+    """Two statements of one peer for one slot: canonical bytes of two `Signed`."""
+
+    tag: ClassVar[str] = "evidence"
+    run: Run
+    epoch: Count
+    round: Count
+    first: Annotated[bytes, Meta(max_length=1 << 20)]
+    second: Annotated[bytes, Meta(max_length=1 << 20)]
+
+
+# --- other signed bodies ---------------------------------------------------------------------------------------------
+
+
+class Ack(Wire, frozen=True, tag="ack"):
+    """These pieces of the manifest are stored durably here and are well-formed."""
+
+    tag: ClassVar[str] = "ack"
+    run: Run
+    epoch: Count
+    round: Count
+    manifest: Hash
+    pieces: Bitmap
+
+
+class Refusal(Wire, frozen=True, tag="refusal"):
+    """This piece was refused."""
+
+    tag: ClassVar[str] = "refusal"
+    run: Run
+    epoch: Count
+    round: Count
+    manifest: Hash
+    piece: Small
+    reason: RefusalReason
+
+
+class CutAnnouncement(Wire, frozen=True, tag="cut-by"):
+    """The leader of a view names its cut. View and signature stand outside the cut's hash."""
+
+    tag: ClassVar[str] = "cut-by"
+    run: Run
+    epoch: Count
+    round: Count
+    view: Count
+    cut: Hash
+
+
+class PartDigest(Wire, frozen=True, tag="part"):
+    """An aggregator's result for one part over exactly these updates."""
+
+    tag: ClassVar[str] = "part"
+    run: Run
+    epoch: Count
+    round: Count
+    part: Small
+    updates: Hash
+    """Hash of the cut's update items."""
+    digest: Hash
+
+
+class QuorumCertificate(Wire, frozen=True):
+    """q prevotes for one body in one view, of which f + 1 say *held*. Bit i of a bitmap: voter i by peer id."""
+
+    view: Count
+    body: Hash
+    voters: Bitmap
+    held: Bitmap
+    signatures: Annotated[tuple[Signature, ...], Meta(max_length=128)]
+
+
+class Proposal(Wire, frozen=True, tag="proposal"):
+    """The leader of a view proposes a body; from view 1 on with the quorum certificate it builds on, if any."""
+
+    tag: ClassVar[str] = "proposal"
+    run: Run
+    epoch: Count
+    round: Count
+    view: Count
+    body: Hash
+    qc: QuorumCertificate | None
+
+
+class Vote(Wire, frozen=True, tag="vote"):
+    """A prevote or precommit. `held`: this voter has every blob the body names (prevotes only)."""
+
+    tag: ClassVar[str] = "vote"
+    run: Run
+    epoch: Count
+    round: Count
+    view: Count
+    step: Step
+    body: Hash
+    """NO_DIGEST: nil."""
+    held: bool
+
+
+class ViewChange(Wire, frozen=True, tag="view"):
+    """Asks for a view, with the highest quorum certificate known."""
+
+    tag: ClassVar[str] = "view"
+    run: Run
+    epoch: Count
+    round: Count
+    view: Count
+    qc: QuorumCertificate | None
+
+
+Statement: TypeAlias = Manifest | Alive | Join | Leave | Claim | Evidence
+SignedBody: TypeAlias = (
+    Manifest
+    | Alive
+    | Join
+    | Leave
+    | Claim
+    | Evidence
+    | Ack
+    | Refusal
+    | CutAnnouncement
+    | PartDigest
+    | Proposal
+    | Vote
+    | ViewChange
+)
+
+
+class Signed(Wire, frozen=True, tag="signed"):
+    """A body with its author's signature over (tag of the body, canonical bytes of the body)."""
+
+    peer: Peer
+    body: SignedBody
+    signature: Signature
+
+
+# --- the certificate -------------------------------------------------------------------------------------------------
+
+
+class CutItem(Wire, frozen=True):
+    """One item of a cut. An update without receipt does not appear as UPDATE but as ALIVE."""
+
+    kind: ItemKind
+    peer: Peer
+    statement: Hash
+    receipt: Hash
+    """Of an update; NO_DIGEST otherwise."""
+
+
+class Cut(Wire, frozen=True, tag="cut"):
+    """What a round is made of, sorted by (kind, peer, statement)."""
+
+    run: Run
+    epoch: Count
+    round: Count
+    items: Annotated[tuple[CutItem, ...], Meta(max_length=4096)]
+
+
+class Entry(Wire, frozen=True):
+    """An item of the cut in the body. `who`: place in the previous roster, then in `newcomers`."""
+
+    kind: ItemKind
+    who: Small
+    statement: Hash
+    tokens: Count
+
+
+class Remark(Wire, frozen=True):
+    """Entry `entry` was refused, or carried over, for this reason."""
+
+    entry: Small
+    reason: RefusalReason
+
+
+class Tenure(Wire, frozen=True):
+    """One owner of a shard, by peer (state) or by place (delta)."""
+
+    who: Annotated[bytes, Meta(min_length=32, max_length=32)] | Small
+    begun: Count
+    """Round whose certificate granted the lease."""
+    last: Count
+    """Round of the last accepted update for this shard by this owner; 0: none."""
+
+
+class BlobShare(Wire, frozen=True):
+    """A blob of a shard and the tokens behind it."""
+
+    blob: Hash
+    tokens: Count
+
+
+class RosterDelta(Wire, frozen=True):
+    """New values of one roster row; `gone`: the row is removed."""
+
+    who: Small
+    gone: bool
+    capacity: Small
+    accepted: Count
+    base_round: Count
+    last_item_round: Count
+    voter_since: Count | None
+
+
+class LeaseDelta(Wire, frozen=True):
+    """New owners of one shard."""
+
+    shard: Small
+    owners: Annotated[tuple[Tenure, ...], Meta(max_length=128)]
+
+
+class ShardDelta(Wire, frozen=True):
+    """New blobs of one shard."""
+
+    shard: Small
+    blobs: Annotated[tuple[BlobShare, ...], Meta(max_length=128)]
+
+
+class Body(Wire, frozen=True, tag="body"):
+    """The hashed body of a certificate (docs/protocol.md, section 6)."""
+
+    version: Small
+    run: Run
+    epoch: Count
+    round: Count
+    prev: Hash
+    via: Annotated[tuple[Hash, ...], Meta(max_length=16)]
+    """Tentative certificates that this one makes final."""
+    final: bool
+    seed: Hash
+    cut: Hash
+    entries: Annotated[tuple[Entry, ...], Meta(max_length=4096)]
+    newcomers: Annotated[tuple[Peer, ...], Meta(max_length=1024)]
+    refused: Annotated[tuple[Remark, ...], Meta(max_length=4096)]
+    carried: Annotated[tuple[Remark, ...], Meta(max_length=4096)]
+    roster_root: Hash
+    lease_root: Hash
+    shard_root: Hash
+    roster_delta: Annotated[tuple[RosterDelta, ...], Meta(max_length=4096)]
+    lease_delta: Annotated[tuple[LeaseDelta, ...], Meta(max_length=4096)]
+    shard_delta: Annotated[tuple[ShardDelta, ...], Meta(max_length=4096)]
+    parts: Annotated[tuple[Hash, ...], Meta(max_length=4096)]
+    """Digest of every part's result."""
+    psi: Hash
+    """BLAKE3 over `parts`."""
+    kept: Bitmap
+    """Parts that keep their previous value."""
+    merge_alpha: OptionalFloat64
+    """Empty: no merge."""
+    merge_root: Hash
+    """Hash of the merge lists; NO_DIGEST: no merge."""
+    clip: Annotated[tuple[Float64, ...], Meta(max_length=4096)]
+    """One factor for each update entry whose psi is accepted, in order; empty unless the mean clips."""
+    receipts_root: Hash
+    inner_steps: Count
+    """H of the next round."""
+    global_step: Count
+    """At the start of the next round."""
+    data_cursor: Count
+    tokens: Count
+    loss_micronats: Count
+    """Token-weighted mean training loss of the accepted updates."""
+
+
+class Certificate(Wire, frozen=True, tag="certificate"):
+    """A body with the precommits of a quorum, and the merge lists that its root names."""
+
+    body: Body
+    view: Count
+    voters: Bitmap
+    signatures: Annotated[tuple[Signature, ...], Meta(max_length=128)]
+    merge_lists: Annotated[bytes, Meta(max_length=1 << 20)]
+
+
+# --- messages that are authenticated by the transport alone ----------------------------------------------------------
+
+
+class Receipt(Wire, frozen=True, tag="receipt"):
+    """Acks for every piece of an update."""
+
+    manifest: Hash
+    acks: Annotated[tuple[Signed, ...], Meta(max_length=128)]
+
+
+class CutMessage(Wire, frozen=True, tag="cut-msg"):
+    """A cut and the leader's signature on it."""
+
+    announcement: Signed
+    cut: Cut
+
+
+class ProposalMessage(Wire, frozen=True, tag="proposal-msg"):
+    """A proposal with its body and merge lists."""
+
+    proposal: Signed
+    body: Body
+    merge_lists: Annotated[bytes, Meta(max_length=1 << 20)]
+
+
+class BodyMessage(Wire, frozen=True, tag="body-msg"):
+    """A body with its merge lists, for a peer that asked, and for the journal."""
+
+    body: Body
+    merge_lists: Annotated[bytes, Meta(max_length=1 << 20)]
+
+
+class Ref(Wire, frozen=True):
+    """Points to an object. `about`: the manifest of a receipt; NO_DIGEST otherwise."""
+
+    kind: RefKind
+    hash: Hash
+    about: Hash
+
+
+class Offer(Wire, frozen=True, tag="offer"):
+    """The sender holds these objects of the open round."""
+
+    epoch: Count
+    round: Count
+    refs: Annotated[tuple[Ref, ...], Meta(max_length=4096)]
+
+
+class Want(Wire, frozen=True, tag="want"):
+    """Asks for objects of the open round."""
+
+    epoch: Count
+    round: Count
+    refs: Annotated[tuple[Ref, ...], Meta(max_length=4096)]
+
+
+class TipAsk(Wire, frozen=True, tag="tip"):
+    """The sender is in this round: answered with its certificate or, while it is open, with what is known."""
+
+    epoch: Count
+    round: Count
+
+
+class HandoverDone(Wire, frozen=True, tag="handover"):
+    """The successor has what the leaver handed over."""
+
+    round: Count
+    handover: Hash
+
+
+Message: TypeAlias = (
+    Signed
+    | Receipt
+    | CutMessage
+    | ProposalMessage
+    | BodyMessage
+    | Cut
+    | Certificate
+    | Offer
+    | Want
+    | TipAsk
+    | HandoverDone
+    | SignedRun
+)

@@ -1,0 +1,412 @@
+"""One open round: joins the keepers of statements, cuts, part results, bodies and votes; decides when to act."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spes_p2p.errors import RemoteProtocolError
+from spes_p2p.ids import Digest, PeerId
+from spes_p2p.protocol import effects as fx
+from spes_p2p.protocol.bodies import Bodies
+from spes_p2p.protocol.codec import body_hash, check_signature, cut_hash, decode, encode
+from spes_p2p.protocol.context import Context
+from spes_p2p.protocol.cuts import Cuts
+from spes_p2p.protocol.effects import Input
+from spes_p2p.protocol.leading import Leader
+from spes_p2p.protocol.messages import (
+    Ack,
+    Alive,
+    Body,
+    BodyMessage,
+    Claim,
+    Cut,
+    CutMessage,
+    Entry,
+    Evidence,
+    Join,
+    Leave,
+    Manifest,
+    Message,
+    Offer,
+    PartDigest,
+    ProposalMessage,
+    Receipt,
+    Ref,
+    Refusal,
+    Signed,
+    ViewChange,
+    Vote,
+    Want,
+)
+from spes_p2p.protocol.parts import Parts
+from spes_p2p.protocol.updates import Held, History, Updates
+from spes_p2p.protocol.voting import Voting
+from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, RefKind, RefusalReason, Wire
+
+
+class OpenRound:
+    """Everything of the round that is open."""
+
+    def __init__(self, context: Context, history: History) -> None:
+        self.context = context
+        self.updates = Updates(context, history)
+        self.cuts = Cuts(context, self.updates)
+        self.parts = Parts(context, self.updates)
+        self.bodies = Bodies(context, self.updates, self.cuts, self.parts)
+        self.voting = Voting(context, self.updates, self.cuts, self.parts, self.bodies)
+        self.leader = Leader(context, self.updates, self.cuts, self.parts, self.bodies, self.voting)
+        self.will_train = False
+        self.training = False
+        self.training_ended_at_ms: int | None = None
+        self._stop_sent = False
+        self._offered: dict[PeerId, set[Ref]] = {}
+        self._relayed: dict[PeerId, int] = {}
+        self._next_gossip_at_ms = context.opened_at_ms + context.terms.config.protocol.resend_ms
+
+    def restore(self, journal: Mapping[str, bytes]) -> None:
+        """Take up the round where the journal left it."""
+        prefix = f"{self.context.key}cut-body/"
+        for key, data in sorted(journal.items()):
+            if key.startswith(prefix):
+                cut = decode(data)
+                if isinstance(cut, Cut):
+                    self.cuts.learn(cut, ())
+        self.voting.restore(self.context.journal)
+
+    # --- own statements and results ----------------------------------------------------------------------------------
+
+    def say(self, signed: Signed) -> None:
+        """Publish an own statement to all members."""
+        self.updates.add(signed)
+        self.context.send(self.context.terms.members, signed)
+
+    def resume_update(self) -> bool:
+        """After a restart, send the journalled update again instead of training twice for one round."""
+        promised = self.context.promised(f"manifest/{self.context.terms.round}")
+        if promised is None:
+            return False
+        self.training_ended_at_ms = self.context.now_ms
+        self.say(promised)
+        return True
+
+    def local(self, event: Input) -> None:
+        """A result of local work."""
+        match event:
+            case fx.Trained():
+                self._trained(event)
+            case fx.PieceChecked():
+                self.updates.piece_checked(event.manifest, event.piece, event.reason)
+            case fx.BlobHeld():
+                self.context.held.add(event.blob)
+            case fx.Aggregated() if event.recheck:
+                self.parts.rechecked(event.updates, event.part, event.digest)
+            case fx.Aggregated():
+                self.parts.aggregated(event.updates, event.part, event.digest)
+            case fx.Ranked():
+                self.leader.ranked(event.cut, event.merge_lists)
+            case fx.RankingChecked():
+                self.bodies.ranking_checked(event.body, event.problem)
+            case _:
+                pass
+
+    def _trained(self, event: fx.Trained) -> None:
+        """Publish the update, or say that there will be none; a result of an older round becomes a late update."""
+        context = self.context
+        head = context.terms.head
+        current = event.round == context.terms.round
+        if current:
+            self.training = False
+            self.training_ended_at_ms = context.now_ms
+        prev = dict(head.recent).get(event.round - 1)
+        if not context.is_member or prev is None:
+            return
+        if not event.pieces:
+            if current:
+                alive = Alive(head.run.run_id, head.epoch, context.terms.round, False)
+                self.say(context.sign_once("alive-no-more", alive))
+            return
+        manifest = Manifest(
+            head.run.run_id,
+            head.epoch,
+            event.round,
+            prev,
+            event.tokens,
+            event.steps,
+            event.loss_micronats,
+            event.pieces,
+        )
+        context.held.update(piece.blob for piece in event.pieces)
+        self.say(context.sign_once(f"manifest/{event.round}", manifest))
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def remote(self, sender: PeerId, message: Message) -> None:
+        """A message of this round. Raises RemoteProtocolError."""
+        terms = self.context.terms
+        if isinstance(message, Signed):
+            self._signed(sender, message)
+            return
+        if sender not in terms.members:
+            return  # left or not yet joined: nothing of it counts
+        match message:
+            case Receipt():
+                self.updates.add_receipt_or_keep(message, sender)
+            case CutMessage():
+                self.cuts.add(message, sender)
+            case ProposalMessage():
+                self.voting.add_proposal(message, sender)
+            case BodyMessage():
+                self._wanted_body(sender, message)
+            case Cut():
+                if self.context.is_wanted(Ref(RefKind.CUT, cut_hash(message), NO_DIGEST)):
+                    self.cuts.learn(message, [sender])
+            case Offer():
+                for ref in message.refs:
+                    if self.updates.lacks(ref):
+                        self.context.want(ref, [sender])
+            case Want():
+                self._answer(sender, message)
+            case _:
+                pass
+
+    def _signed(self, sender: PeerId, signed: Signed) -> None:
+        body, head = signed.body, self.context.terms.head
+        if (body.run, body.epoch) != (head.run.run_id, head.epoch):
+            raise RemoteProtocolError(sender, f"{body.tag} of another run or epoch")
+        match body:
+            case Manifest() | Alive() | Join() | Leave() | Claim() | Evidence():
+                self.updates.add(signed)
+            case Ack():
+                self.updates.add_ack(signed)
+            case Refusal():
+                self._refused(signed, body)
+            case PartDigest():
+                self.parts.add(signed)
+            case Vote():
+                self.voting.add_vote(signed)
+            case ViewChange():
+                self.voting.add_wish(signed)
+            case _:
+                raise RemoteProtocolError(sender, f"a bare {body.tag}")
+
+    def late(self, sender: PeerId, message: Message) -> None:
+        """A message of an older round: statements, acks and receipts still count."""
+        if isinstance(message, Signed):
+            if isinstance(message.body, Manifest | Join | Leave | Claim | Evidence | Ack | Refusal):
+                self._signed(sender, message)
+        elif isinstance(message, Receipt):
+            self.updates.add_receipt_or_keep(message, sender)
+
+    def _refused(self, signed: Signed, refusal: Refusal) -> None:
+        held = self.updates.by_hash.get(refusal.manifest)
+        if held is None or held.signed.peer != self.context.me or signed.peer in held.refused_by:
+            return
+        check_signature(signed, self.context.verifier)
+        held.refused_by.add(signed.peer)
+        reason = refusal.reason.name.lower().replace("_", " ")
+        self.context.notify(f"a peer refused this node's update of round {refusal.round}: {reason}", "warning")
+
+    def _wanted_body(self, sender: PeerId, message: BodyMessage) -> None:
+        if self.context.is_wanted(Ref(RefKind.BODY, body_hash(message.body), NO_DIGEST)):
+            self.bodies.learn(message.body, message.merge_lists, [sender])
+
+    def _answer(self, sender: PeerId, want: Want) -> None:
+        """Send the objects that a peer asks for, as far as they are here."""
+        for ref in want.refs:
+            for message in self._objects(ref):
+                self.context.emit(self.context.outbox.once(sender, encode(message)))
+
+    def _objects(self, ref: Ref) -> list[Wire]:
+        match ref.kind:
+            case RefKind.STATEMENT:
+                held = self.updates.by_hash.get(ref.hash)
+                return [held.signed] if held else []
+            case RefKind.RECEIPT:
+                receipt = self.updates.receipts.get(ref.hash)
+                return [receipt] if receipt else []
+            case RefKind.CUT:
+                cut = self.cuts.known.get(ref.hash)
+                return [cut.cut] if cut else []
+            case RefKind.BODY:
+                body = self.bodies.known.get(ref.hash)
+                return [BodyMessage(body.body, body.merge_lists)] if body else []
+            case RefKind.DIGESTS:
+                return list(self.parts.all_signed(ref.hash))
+
+    def everything(self, peer: PeerId) -> list[bytes]:
+        """All messages of this round, for a member that came back."""
+        if peer not in self.context.terms.members:
+            return []
+        found: list[bytes] = []
+        for held in self.updates.slots.values():
+            found.append(encode(held.signed))
+            if held.receipt is not None:
+                found.append(encode(held.receipt))
+        if peer in self.context.terms.eligible:
+            for view, announcement in sorted(self.cuts.announced.items()):
+                cut = self.leader.cut_of_view(view)
+                if cut is not None:
+                    found.append(encode(CutMessage(announcement, cut.cut)))
+        if peer in self.context.terms.voters:
+            found += self.voting.log
+        return found
+
+    # --- acting ------------------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Do everything that is due."""
+        self._stop_training()
+        self._begin_view0()
+        self.leader.lead()
+        for known in list(self.cuts.known.values()):
+            self.cuts.resolve(known)
+            self.parts.work(known, max(self.voting.view, 0))
+        self.leader.lead()
+        for body in list(self.bodies.known.values()):
+            self.bodies.examine(body)
+        self.voting.tick()
+
+    def tick(self) -> None:
+        """What is repeated from time to time."""
+        self.updates.tick()
+        if self.context.now_ms >= self._next_gossip_at_ms:
+            self._next_gossip_at_ms = self.context.now_ms + self.context.terms.config.protocol.resend_ms
+            if self.context.is_voter:
+                self._offer()
+                self._relay()
+
+    def _stop_training(self) -> None:
+        due = self._stop_training_at_ms()
+        if self.training and not self._stop_sent and due is not None and self.context.now_ms >= due:
+            self._stop_sent = True
+            self.context.emit(fx.StopTraining(round=self.context.terms.round))
+
+    def _stop_training_at_ms(self) -> int | None:
+        context = self.context
+        protocol = context.terms.config.protocol
+        due = context.opened_at_ms + protocol.round_max_ms
+        half_at = self.updates.half_at_ms
+        if half_at is not None and len(context.terms.members) > 2:
+            due = min(due, half_at + protocol.train_grace_ms)
+        return due if self.training else None
+
+    def _view0_due_ms(self) -> int | None:
+        """When view 0 begins at the latest; not before this peer's own training has ended."""
+        if self.training:
+            return None
+        return self.cuts.view0_due_ms(self.training_ended_at_ms)
+
+    def _begin_view0(self) -> None:
+        if self.voting.view >= 0 or not self.context.terms.voters:
+            return
+        due = self._view0_due_ms()
+        if self.cuts.all_live_in() or (due is not None and self.context.now_ms >= due):
+            self.voting.begin(0)
+
+    def _offer(self) -> None:
+        """Point the leaders of this view and the next to what is held, as hashes."""
+        terms, view = self.context.terms, max(self.voting.view, 0)
+        for leader in sorted({terms.leader(view), terms.leader(view + 1)} - {self.context.me}):
+            known = self._offered.setdefault(leader, set())
+            refs = [ref for ref, author, _ in self.updates.refs() if author != leader and ref not in known]
+            known.update(refs)
+            if refs:
+                self.context.send([leader], Offer(terms.head.epoch, terms.round, tuple(refs)))
+
+    def _relay(self) -> None:
+        """Pass on others' votes once a view has lasted longer than a resend: a broken line must not decide."""
+        view = self.voting.view
+        if view < 0:
+            return
+        if self.context.now_ms < self.voting.began_at_ms[view] + self.context.terms.config.protocol.resend_ms:
+            return
+        for voter in self.context.terms.voters:
+            begin = self._relayed.get(voter, 0)
+            self._relayed[voter] = len(self.voting.log)
+            for data in self.voting.log[begin:]:
+                self.context.send_bytes([voter], data)
+
+    def deadline_ms(self) -> int | None:
+        """When something is due next."""
+        context = self.context
+        protocol, budget = context.terms.config.protocol, context.terms.transfer_budget_ms
+        candidates: list[int | None] = [
+            context.deadline_ms(),
+            self.updates.deadline_ms(),
+            self.voting.deadline_ms(),
+            self._stop_training_at_ms() if not self._stop_sent else None,
+            self._next_gossip_at_ms if context.is_voter else None,
+        ]
+        if self.voting.view < 0:
+            candidates.append(self._view0_due_ms())
+        else:
+            began = self.voting.began_at_ms[self.voting.view]
+            candidates += [context.opened_at_ms + protocol.round_min, began + budget]
+        for known in self.cuts.known.values():
+            at = known.received_at_ms
+            candidates += [at + budget // 2, at + budget - protocol.view_timeout(0) // 2, at + budget]
+        for body in self.bodies.known.values():
+            patience = protocol.view_timeout(max(self.voting.view, 0)) // 2
+            candidates += [body.received_at_ms + patience]
+            candidates += [self.voting.began_at_ms.get(self.voting.view, 0) + patience]
+            if body.fetched_at_ms is not None and not body.held:
+                candidates.append(body.fetched_at_ms + protocol.resend_ms)
+        return min((at for at in candidates if at is not None and at > context.now_ms), default=None)
+
+    # --- at the end of the round -------------------------------------------------------------------------------------
+
+    def _held_entries(self, body: Body) -> list[tuple[int, Entry, Held]]:
+        found = []
+        for place, entry in enumerate(body.entries):
+            held = self.updates.by_hash.get(entry.statement)
+            if held is not None:
+                found.append((place, entry, held))
+        return found
+
+    def accepted(self, body: Body) -> list[Held]:
+        """Updates of the certificate whose psi delta counts."""
+        refused = {remark.entry for remark in body.refused if remark.reason is RefusalReason.SUPERSEDED}
+        return [
+            held
+            for place, entry, held in self._held_entries(body)
+            if entry.kind is ItemKind.UPDATE and place not in refused
+        ]
+
+    def left_over(self, body: Body) -> list[Held]:
+        """Statements that were not served by the certificate and may be items of the next cut."""
+        carried = {remark.entry for remark in body.carried}
+        done = {
+            entry.statement
+            for place, entry in enumerate(body.entries)
+            if place not in carried and entry.kind is not ItemKind.ALIVE
+        }
+        return [
+            held
+            for (kind, _, _), held in self.updates.slots.items()
+            if kind is not ItemKind.ALIVE and held.hash not in done
+        ]
+
+    def carry(self, held: Held) -> None:
+        """Take over a statement of the previous round. Raises RemoteProtocolError if it is no longer valid."""
+        body = held.signed.body
+        state = self.context.terms.head.state
+        row = state.row(held.signed.peer)
+        if isinstance(body, Join) and row is not None:
+            return
+        if isinstance(body, Manifest) and (row is None or body.round <= row.base_round):
+            return
+        self.updates.carry(held)
+
+    def handovers(self, cut: Digest) -> tuple[tuple[PeerId, Digest, int], ...]:
+        """(leaver, blob, bytes) of every hand-over that the cut names."""
+        known = self.cuts.known.get(cut)
+        items = known.items if known is not None and known.items is not None else ()
+        return tuple(
+            (item.signed.peer, item.signed.body.handover, item.signed.body.handover_bytes)
+            for item in items
+            if isinstance(item.signed.body, Leave) and item.signed.body.handover != NO_DIGEST
+        )
+
+    def joiners(self) -> tuple[PeerId, ...]:
+        """Peers that ask to join in this round."""
+        return tuple(sorted(peer for kind, peer, _ in self.updates.slots if kind is ItemKind.JOIN))

@@ -1,0 +1,151 @@
+"""Averaging psi: who aggregates which part, and whose digests agree (docs/protocol.md, section 4, 4)."""
+
+from __future__ import annotations
+
+from spes_p2p.digests import digest
+from spes_p2p.errors import RemoteProtocolError
+from spes_p2p.ids import Digest, PeerId
+from spes_p2p.protocol.codec import check_signature
+from spes_p2p.protocol.context import Context
+from spes_p2p.protocol.cuts import KnownCut
+from spes_p2p.protocol.effects import Aggregate
+from spes_p2p.protocol.messages import PartDigest, Signed
+from spes_p2p.protocol.updates import Updates
+
+
+class Parts:
+    """Part results of one round, by the hash of the updates they are over."""
+
+    def __init__(self, context: Context, updates: Updates) -> None:
+        self._context = context
+        self._updates = updates
+        self._digests: dict[tuple[Digest, int], dict[PeerId, tuple[Signed, int]]] = {}
+        """(updates, part) -> peer -> (signed digest, held since)."""
+        self._asked: set[tuple[Digest, int]] = set()
+        self._mine: dict[tuple[Digest, int], Digest] = {}
+        self._rechecks: dict[Digest, bool | None] = {}
+        """updates -> None: running; whether the recomputed part had the agreed digest."""
+        self.num_aggregated = 0
+
+    # --- as an aggregator --------------------------------------------------------------------------------------------
+
+    def work(self, known: KnownCut, view: int) -> None:
+        """Begin the parts of a cut that this peer should average by now."""
+        context = self._context
+        terms, transition = context.terms, known.transition
+        if transition is None or not transition.contributions or not context.state_ready:
+            return
+        if context.me not in terms.eligible:
+            return
+        late = context.now_ms - known.received_at_ms >= terms.transfer_budget_ms // 2
+        reach = terms.replicas + (terms.num_faults + view + 1 if late else 0)
+        for part, order in enumerate(terms.aggregators):
+            if (transition.updates_hash, part) in self._asked:
+                continue
+            place = order.index(context.me)
+            if place < terms.replicas or (place < reach and self.result(transition.updates_hash, part) is None):
+                self._asked.add((transition.updates_hash, part))
+                self._aggregate(known, part, recheck=False)
+
+    def _aggregate(self, known: KnownCut, part: int, *, recheck: bool) -> None:
+        transition = known.transition
+        if transition is None:
+            return
+        sources = self._updates.sources()
+        blobs = [contribution.pieces[part].blob for contribution in transition.contributions]
+        self._context.emit(
+            Aggregate(
+                updates=transition.updates_hash,
+                part=part,
+                previous=self._context.terms.head.parts[part],
+                contributions=transition.contributions,
+                sources={blob: sources.get(blob, ()) for blob in blobs},
+                recheck=recheck,
+            )
+        )
+
+    def aggregated(self, updates: Digest, part: int, value: Digest) -> None:
+        """A part was averaged here and is stored: say so to all voters."""
+        context = self._context
+        head = context.terms.head
+        self.num_aggregated += 1
+        self._mine[updates, part] = value
+        context.held.add(value)
+        body = PartDigest(head.run.run_id, head.epoch, context.terms.round, part, updates, value)
+        signed = context.sign_once(f"part/{updates.hex()}/{part}", body)
+        self.add(signed)
+        context.send(context.terms.voters, signed)
+
+    # --- as a voter --------------------------------------------------------------------------------------------------
+
+    def add(self, signed: Signed) -> None:
+        """An aggregator's digest. Raises RemoteProtocolError."""
+        body = signed.body
+        if not isinstance(body, PartDigest) or body.part >= len(self._context.terms.aggregators):
+            raise RemoteProtocolError(signed.peer, "malformed part digest")
+        if signed.peer not in self._context.terms.eligible:
+            raise RemoteProtocolError(signed.peer, "a part digest of a peer that does not aggregate")
+        votes = self._digests.setdefault((body.updates, body.part), {})
+        if signed.peer not in votes:
+            check_signature(signed, self._context.verifier)
+            votes[signed.peer] = (signed, self._context.now_ms)
+
+    def supporters(self, updates: Digest, part: int, value: Digest) -> tuple[PeerId, ...]:
+        """Aggregators that say this digest."""
+        votes = self._digests.get((updates, part), {})
+        return tuple(sorted(peer for peer, (signed, _) in votes.items() if _value(signed) == value))
+
+    def result(self, updates: Digest, part: int) -> Digest | None:
+        """The digest that `replicas` aggregators agree on."""
+        votes = self._digests.get((updates, part), {})
+        values = sorted({_value(signed) for signed, _ in votes.values()})
+        enough = [v for v in values if len(self.supporters(updates, part, v)) >= self._context.terms.replicas]
+        return enough[0] if enough else None
+
+    def agreed_before(self, updates: Digest, part: int, before_ms: int) -> bool:
+        """Whether `replicas` equal digests were held before that moment."""
+        votes = self._digests.get((updates, part), {})
+        early = [_value(signed) for signed, held_at_ms in votes.values() if held_at_ms <= before_ms]
+        return any(early.count(value) >= self._context.terms.replicas for value in set(early))
+
+    def all_signed(self, updates: Digest) -> list[Signed]:
+        """Everything known about these updates' parts, for a peer that asks."""
+        return [
+            signed
+            for (known, _), votes in sorted(self._digests.items())
+            if known == updates
+            for _, (signed, _) in sorted(votes.items())
+        ]
+
+    # --- the private recheck -----------------------------------------------------------------------------------------
+
+    def recheck(self, known: KnownCut, kept: frozenset[int], digests: tuple[Digest, ...]) -> bool | None:
+        """Whether the part drawn from this peer's private seed has the digest that is proposed; None: not known yet."""
+        transition, context = known.transition, self._context
+        if transition is None:
+            return None
+        drawn = [part for part in range(len(digests)) if part not in kept]
+        if not drawn or not transition.contributions:
+            return True
+        seed = digest("recheck", context.private_seed, context.terms.seed)
+        part = drawn[int.from_bytes(seed[:8], "little") % len(drawn)]
+        mine = self._mine.get((transition.updates_hash, part))
+        if mine is not None:
+            return mine == digests[part]
+        if transition.updates_hash not in self._rechecks:
+            if not context.state_ready:
+                return None
+            self._rechecks[transition.updates_hash] = None
+            if (transition.updates_hash, part) not in self._asked:
+                self._aggregate(known, part, recheck=True)
+        return None
+
+    def rechecked(self, updates: Digest, part: int, value: Digest) -> None:
+        """The recheck's own result."""
+        self._mine[updates, part] = value
+
+
+def _value(signed: Signed) -> Digest:
+    if not isinstance(signed.body, PartDigest):
+        raise RemoteProtocolError(signed.peer, "not a part digest")
+    return signed.body.digest

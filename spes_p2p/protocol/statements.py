@@ -1,0 +1,193 @@
+"""What makes a statement, a receipt and a cut valid in a round. Raises RemoteProtocolError for what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spes_p2p.errors import RemoteProtocolError
+from spes_p2p.ids import Digest, PeerId
+from spes_p2p.ports import Verifier
+from spes_p2p.protocol import evidence
+from spes_p2p.protocol.codec import bits, check_signature, statement_hash
+from spes_p2p.protocol.head import Terms
+from spes_p2p.protocol.messages import (
+    Ack,
+    Alive,
+    Claim,
+    Cut,
+    CutItem,
+    Evidence,
+    Join,
+    Leave,
+    Manifest,
+    Receipt,
+    Signed,
+    Statement,
+)
+from spes_p2p.protocol.params import LATE_ROUNDS, STATEMENT_ROUNDS
+from spes_p2p.protocol.roster import admitted
+from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind
+
+STATEMENT_TYPES = (Manifest, Alive, Join, Leave, Claim, Evidence)
+
+
+def kind_of(statement: Statement) -> ItemKind:
+    """The kind of cut item a statement becomes (a manifest without receipt becomes ALIVE)."""
+    match statement:
+        case Manifest():
+            return ItemKind.UPDATE
+        case Alive():
+            return ItemKind.ALIVE
+        case Join():
+            return ItemKind.JOIN
+        case Leave():
+            return ItemKind.LEAVE
+        case Claim():
+            return ItemKind.CLAIM
+        case Evidence():
+            return ItemKind.EVIDENCE
+
+
+def check_statement(terms: Terms, signed: Signed, verifier: Verifier) -> None:
+    """Whether this statement may be an item of this round's cut."""
+    body, peer = signed.body, signed.peer
+    if not isinstance(body, STATEMENT_TYPES):
+        raise RemoteProtocolError(peer, f"a {body.tag} is no statement")
+    if (body.run, body.epoch) != (terms.head.run.run_id, terms.head.epoch):
+        raise RemoteProtocolError(peer, f"{body.tag} of another run or epoch")
+    if not isinstance(body, Join) and peer not in terms.members:
+        raise RemoteProtocolError(peer, f"{body.tag} of a peer that is not a member")
+    match body:
+        case Manifest():
+            _check_manifest(terms, peer, body)
+        case Alive():
+            _check_round(terms, peer, body.tag, body.round, 0)
+        case Join():
+            _check_round(terms, peer, body.tag, body.round, STATEMENT_ROUNDS)
+            if not admitted(terms.head.run, peer, body, verifier):
+                raise RemoteProtocolError(peer, f"join is not admitted ({terms.config.protocol.admission} run)")
+        case Leave() | Claim():
+            _check_round(terms, peer, body.tag, body.round, STATEMENT_ROUNDS)
+        case Evidence():
+            _check_round(terms, peer, body.tag, body.round, STATEMENT_ROUNDS)
+            evidence.accused(body, verifier)
+    check_signature(signed, verifier)
+
+
+def _check_round(terms: Terms, peer: PeerId, tag: str, round_number: int, past_rounds: int) -> None:
+    if not terms.round - past_rounds <= round_number <= terms.round:
+        raise RemoteProtocolError(peer, f"{tag} of round {round_number} in round {terms.round}")
+
+
+def _check_manifest(terms: Terms, peer: PeerId, manifest: Manifest) -> None:
+    _check_round(terms, peer, manifest.tag, manifest.round, LATE_ROUNDS)
+    if (manifest.round - 1, manifest.prev) not in terms.head.recent:
+        raise RemoteProtocolError(peer, f"update of round {manifest.round} is based on another certificate")
+    num_parts = terms.head.run.sizes.num_parts
+    psi, experts = manifest.pieces[:num_parts], manifest.pieces[num_parts:]
+    if [(piece.kind, piece.index) for piece in psi] != [(PieceKind.PSI, part) for part in range(num_parts)]:
+        raise RemoteProtocolError(peer, "update does not have every part of psi, in order")
+    shards = [piece.index for piece in experts]
+    if any(piece.kind is not PieceKind.EXPERT for piece in experts) or shards != sorted(set(shards)):
+        raise RemoteProtocolError(peer, "update does not list its shards once each, ascending")
+    if shards and shards[-1] >= terms.head.run.sizes.num_shards:
+        raise RemoteProtocolError(peer, f"update has shard {shards[-1]}, which does not exist")
+
+
+def check_receipt(terms: Terms, receipt: Receipt, author: PeerId, manifest: Manifest, verifier: Verifier) -> None:
+    """Whether every piece has enough acks of other peers that are eligible in this round."""
+    counts = ack_counts(terms, receipt.acks, author, receipt.manifest, manifest, verifier)
+    if not enough_acks(terms, manifest, counts):
+        raise RemoteProtocolError(author, "the receipt lacks acks")
+
+
+def ack_counts(
+    terms: Terms,
+    acks: tuple[Signed, ...],
+    author: PeerId,
+    identity: Digest,
+    manifest: Manifest,
+    verifier: Verifier,
+) -> list[int]:
+    """Per piece, how many eligible others acknowledge it. Raises RemoteProtocolError for an ack that is not valid."""
+    counts = [0] * len(manifest.pieces)
+    seen: set[PeerId] = set()
+    for signed in acks:
+        ack = signed.body
+        if not isinstance(ack, Ack) or ack.manifest != identity or ack.run != manifest.run:
+            raise RemoteProtocolError(author, "the receipt has an ack of something else")
+        if (ack.epoch, ack.round) != (manifest.epoch, manifest.round):
+            raise RemoteProtocolError(author, "the receipt has an ack of another round")
+        if signed.peer in seen or signed.peer == author:
+            raise RemoteProtocolError(author, "the receipt has an acker twice, or its author")
+        check_signature(signed, verifier)
+        seen.add(signed.peer)
+        if signed.peer in terms.eligible:
+            for index in sorted(bits(ack.pieces, len(manifest.pieces))):
+                counts[index] += 1
+    return counts
+
+
+def enough_acks(terms: Terms, manifest: Manifest, counts: list[int]) -> bool:
+    """Whether every piece has the acks that its kind needs."""
+    return all(count >= acks_needed(terms, piece.kind) for piece, count in zip(manifest.pieces, counts, strict=True))
+
+
+def acks_needed(terms: Terms, kind: PieceKind) -> int:
+    """Acks of others for a piece of this kind."""
+    return terms.expert_acks if kind is PieceKind.EXPERT else terms.psi_acks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A cut item with the statement it names."""
+
+    entry: CutItem
+    signed: Signed
+
+    @property
+    def manifest(self) -> Manifest:
+        """The update's manifest."""
+        if not isinstance(self.signed.body, Manifest):
+            raise RemoteProtocolError(self.signed.peer, "an update item without a manifest")
+        return self.signed.body
+
+
+def item_sort_key(entry: CutItem) -> tuple[int, bytes, bytes]:
+    """Order of the items of a cut."""
+    return entry.kind, entry.peer, entry.statement
+
+
+def check_cut(terms: Terms, cut: Cut, items: tuple[Item, ...], receipts: Mapping[Digest, Receipt]) -> None:
+    """Objective checks of a cut whose statements are known and valid, and whose receipts are known and valid."""
+    if (cut.run, cut.epoch, cut.round) != (terms.head.run.run_id, terms.head.epoch, terms.round):
+        raise RemoteProtocolError(None, "cut of another round")
+    keys = [item_sort_key(entry) for entry in cut.items]
+    if keys != sorted(set(keys)):
+        raise RemoteProtocolError(None, "the items of the cut are not sorted")
+    once: set[tuple[ItemKind, PeerId, int]] = set()
+    for item in items:
+        entry, body = item.entry, item.signed.body
+        if statement_hash(item.signed) != entry.statement or item.signed.peer != entry.peer:
+            raise RemoteProtocolError(None, "a cut item names another statement")
+        slot = (entry.kind, entry.peer, body.round if entry.kind is ItemKind.UPDATE else 0)
+        if slot in once:
+            raise RemoteProtocolError(None, "the cut has two items for one slot")
+        once.add(slot)
+        if entry.kind is ItemKind.UPDATE:
+            row = terms.head.state.row(entry.peer)
+            receipt = receipts.get(entry.receipt)
+            if receipt is None or receipt.manifest != entry.statement:
+                raise RemoteProtocolError(None, "an update in the cut has no receipt")
+            if row is None or item.manifest.round <= row.base_round:
+                raise RemoteProtocolError(None, "an update in the cut is older than its peer's newest")
+        elif entry.receipt != NO_DIGEST or not _fits(entry.kind, item):
+            raise RemoteProtocolError(None, "a cut item has the wrong kind")
+
+
+def _fits(kind: ItemKind, item: Item) -> bool:
+    body = item.signed.body
+    if kind is ItemKind.ALIVE:
+        return isinstance(body, Alive | Manifest)
+    return isinstance(body, STATEMENT_TYPES) and kind_of(body) is kind

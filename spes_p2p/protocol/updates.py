@@ -1,0 +1,397 @@
+"""Statements of the round, and the way of an update: manifest, acks, receipt (docs/protocol.md, section 4, 2 and 3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from spes_p2p.errors import RemoteProtocolError
+from spes_p2p.ids import Digest, PeerId
+from spes_p2p.protocol.codec import bitmap, encode, receipt_hash, sign, statement_hash, unpack_float
+from spes_p2p.protocol.context import Context
+from spes_p2p.protocol.effects import CheckPiece, FetchBlob
+from spes_p2p.protocol.evidence import conflicting
+from spes_p2p.protocol.messages import Ack, Alive, Evidence, Manifest, Receipt, Ref, Refusal, Signed
+from spes_p2p.protocol.params import LATE_ROUNDS
+from spes_p2p.protocol.state import ShardRow, shard_row_hash
+from spes_p2p.protocol.statements import (
+    STATEMENT_TYPES,
+    ack_counts,
+    check_receipt,
+    check_statement,
+    enough_acks,
+    kind_of,
+)
+from spes_p2p.protocol.transition import psi_squared_norm
+from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind, RefKind, RefusalReason
+
+Slot = tuple[ItemKind, PeerId, int]
+"""Kind, author, and base round of an update (0 for all else)."""
+
+_NORMS_KEPT = 64
+"""Norms of accepted updates that the bound is drawn from."""
+
+_MAX_EARLY_RECEIPTS = 256
+"""Receipts kept until their manifests come."""
+
+_MAX_STRANGERS = 64
+"""Joins of peers outside the roster that are kept in a round."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Held:
+    """A statement that is held, and what is known about it."""
+
+    signed: Signed
+    hash: Digest
+    held_at_ms: int
+    checks: dict[int, RefusalReason | None] = field(default_factory=dict)
+    """Per piece: why this peer refused it, or None if it is stored and fine."""
+    asked: set[int] = field(default_factory=set)
+    acked: frozenset[int] = frozenset()
+    acks: dict[PeerId, Signed] = field(default_factory=dict)
+    receipt: Receipt | None = None
+    receipt_held_at_ms: int = 0
+    refused_by: set[PeerId] = field(default_factory=set)
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The manifest, if this is an update."""
+        return self.signed.body if isinstance(self.signed.body, Manifest) else None
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """What earlier rounds left: base rows of late updates, and norms for the bound."""
+
+    rows: dict[Digest, ShardRow] = field(default_factory=dict)
+    psi_norms: list[float] = field(default_factory=list)
+    expert_norms: list[float] = field(default_factory=list)
+    row_ages: dict[Digest, int] = field(default_factory=dict)
+
+    def remember(self, held: Held) -> None:
+        """Norms of an accepted update feed the bound of the next rounds."""
+        manifest = held.manifest
+        if manifest is None:
+            return
+        self.psi_norms = [*self.psi_norms, math.sqrt(psi_squared_norm(manifest))][-_NORMS_KEPT:]
+        for piece in manifest.pieces:
+            if piece.kind is PieceKind.EXPERT:
+                norm = math.sqrt(max(0.0, unpack_float(piece.squared_norm)))
+                self.expert_norms = [*self.expert_norms, norm][-_NORMS_KEPT:]
+
+    def enter_rows(self, rows: tuple[ShardRow, ...], round_number: int) -> None:
+        """Rows of a new state; those that no late update can name any more are forgotten."""
+        for row in rows:
+            identity = shard_row_hash(row)
+            self.rows[identity] = row
+            self.row_ages[identity] = round_number
+        old = [identity for identity, age in self.row_ages.items() if age < round_number - LATE_ROUNDS]
+        for identity in old:
+            del self.rows[identity], self.row_ages[identity]
+
+
+class Updates:
+    """All statements that may become items of this round's cut."""
+
+    def __init__(self, context: Context, history: History) -> None:
+        self._context = context
+        self._history = history
+        self.slots: dict[Slot, Held] = {}
+        self.by_hash: dict[Digest, Held] = {}
+        self.receipts: dict[Digest, Receipt] = {}
+        self._early_receipts: dict[Digest, Receipt] = {}
+        self.half_at_ms: int | None = None
+        """Since when manifests of this round of at least half of the members are held."""
+
+    # --- statements --------------------------------------------------------------------------------------------------
+
+    def add(self, signed: Signed) -> bool:
+        """Take a statement of any peer. Raises RemoteProtocolError. Returns whether it is new."""
+        identity = statement_hash(signed)
+        if identity in self.by_hash:
+            return False
+        body = signed.body
+        if not isinstance(body, STATEMENT_TYPES):
+            raise RemoteProtocolError(signed.peer, f"a {body.tag} is no statement")
+        context = self._context
+        check_statement(context.terms, signed, context.verifier)
+        kind = kind_of(body)
+        slot = (kind, signed.peer, body.round if kind is ItemKind.UPDATE else 0)
+        before = self.slots.get(slot)
+        if before is not None and not self._replaces(before.signed, signed):
+            return False
+        strangers = sum(1 for other in self.slots if other[1] not in context.terms.members)
+        if signed.peer not in context.terms.members and before is None and strangers >= _MAX_STRANGERS:
+            raise RemoteProtocolError(signed.peer, "too many joins in one round")
+        held = Held(signed=signed, hash=identity, held_at_ms=before.held_at_ms if before else context.now_ms)
+        self.slots[slot] = held
+        self.by_hash[identity] = held
+        context.found(Ref(RefKind.STATEMENT, identity, NO_DIGEST))
+        if kind is ItemKind.UPDATE:
+            self._begin_update(held)
+            early = self._early_receipts.pop(identity, None)
+            if early is not None:
+                self.add_receipt(early)
+        return True
+
+    def _replaces(self, before: Signed, after: Signed) -> bool:
+        """Whether a second statement takes the slot; two manifests for one slot are evidence."""
+        if conflicting(before, after):
+            self.accuse(before, after)
+            return False
+        if isinstance(before.body, Alive) and isinstance(after.body, Alive):
+            return before.body.more and not after.body.more
+        return after.body.round > before.body.round
+
+    def accuse(self, first: Signed, second: Signed) -> None:
+        """Publish the proof that a peer signed two statements for one slot."""
+        context = self._context
+        if not context.is_member or first.peer == context.me:
+            return
+        context.notify(f"a peer signed two {first.body.tag} statements for one slot", "warning")
+        head = context.terms.head
+        body = Evidence(head.run.run_id, head.epoch, context.terms.round, encode(first), encode(second))
+        proof = context.sign_once(f"evidence/{first.peer.hex()}", body)
+        if self.add(proof):
+            context.send(context.terms.members, proof)
+
+    def _begin_update(self, held: Held) -> None:
+        context = self._context
+        terms = context.terms
+        if self.half_at_ms is None and 2 * len(self.manifests()) >= len(terms.members):
+            self.half_at_ms = context.now_ms
+        if held.signed.peer == context.me:
+            self._try_receipt(held)
+        else:
+            self._ask_pieces(held)
+
+    def manifests(self) -> list[Held]:
+        """Updates of this base round that are held."""
+        return [
+            held
+            for (kind, _, base), held in self.slots.items()
+            if kind is ItemKind.UPDATE and base == self._context.terms.round
+        ]
+
+    def is_in(self, peer: PeerId) -> bool:
+        """Whether a manifest of this round, or `Alive{no more}`, of a peer is held; in round 1 its claim."""
+        if self._context.terms.round == 1:
+            return (ItemKind.CLAIM, peer, 0) in self.slots
+        if (ItemKind.UPDATE, peer, self._context.terms.round) in self.slots:
+            return True
+        alive = self.slots.get((ItemKind.ALIVE, peer, 0))
+        return alive is not None and isinstance(alive.signed.body, Alive) and not alive.signed.body.more
+
+    # --- acknowledging others' updates -------------------------------------------------------------------------------
+
+    def _ask_pieces(self, held: Held) -> None:
+        """Fetch and check the pieces that this peer should acknowledge by now; spread expert blobs in any case."""
+        context, manifest = self._context, held.manifest
+        if manifest is None or held.receipt is not None or not context.is_member:
+            return
+        if self._beyond_bound(held, manifest):
+            return
+        acking = context.me in context.terms.eligible
+        patience = (context.now_ms - held.held_at_ms) // context.terms.config.protocol.resend_ms
+        reach = context.terms.replicas + 1 + patience
+        for index, piece in enumerate(manifest.pieces):
+            if index in held.asked:
+                continue
+            if piece.kind is PieceKind.PSI:
+                order = context.terms.aggregators[piece.index]
+                if not acking or order.index(context.me) >= reach:
+                    continue
+            held.asked.add(index)
+            if not acking:
+                context.emit(FetchBlob(blob=piece.blob, max_bytes=piece.size_bytes, sources=(held.signed.peer,)))
+                continue
+            row = self._history.rows.get(piece.base_row)
+            if piece.kind is PieceKind.EXPERT and (row is None or row.shard != piece.index):
+                self.piece_checked(held.hash, index, RefusalReason.BASE_ROW)
+                continue
+            context.emit(
+                CheckPiece(
+                    manifest=held.hash,
+                    author=held.signed.peer,
+                    piece_index=index,
+                    piece=piece,
+                    base=row.blobs if row is not None and piece.kind is PieceKind.EXPERT else (),
+                    sources=(held.signed.peer, *sorted(held.acks)),
+                )
+            )
+
+    def _beyond_bound(self, held: Held, manifest: Manifest) -> bool:
+        """Refuse the whole update if a stated norm is absurd against the last rounds' (a local check)."""
+        context, bound = self._context, self._context.terms.config.protocol.norm_bound
+        index = -1
+        if _exceeds(math.sqrt(psi_squared_norm(manifest)), self._history.psi_norms, bound):
+            index = 0
+        for place, piece in enumerate(manifest.pieces):
+            norm = math.sqrt(max(0.0, unpack_float(piece.squared_norm)))
+            if piece.kind is PieceKind.EXPERT and _exceeds(norm, self._history.expert_norms, bound):
+                index = place
+        if index < 0:
+            return False
+        if index not in held.asked:
+            held.asked.update(range(len(manifest.pieces)))
+            if context.me in context.terms.eligible:
+                self.piece_checked(held.hash, index, RefusalReason.NORM_BOUND)
+        return True
+
+    def piece_checked(self, identity: Digest, index: int, reason: RefusalReason | None) -> None:
+        """A piece was stored and found fine, or refused; ack or tell the author."""
+        held = self.by_hash.get(identity)
+        if held is None or held.manifest is None:
+            return
+        context, manifest = self._context, held.manifest
+        held.checks[index] = reason
+        if reason is None:
+            context.held.add(manifest.pieces[index].blob)
+        elif reason is not RefusalReason.MISSING:
+            body = Refusal(manifest.run, manifest.epoch, manifest.round, identity, index, reason)
+            context.send([held.signed.peer], sign(context.signer, body))
+            context.notify(f"refused a piece of an update: {reason.name.lower().replace('_', ' ')}", "warning")
+        else:
+            held.asked.discard(index)
+            held.checks.pop(index)
+        self._send_ack(held)
+
+    def _send_ack(self, held: Held) -> None:
+        """Acknowledge once nothing that was asked for is outstanding."""
+        context, manifest = self._context, held.manifest
+        if manifest is None or held.asked - held.checks.keys():
+            return
+        good = frozenset(index for index, reason in held.checks.items() if reason is None)
+        if good and good != held.acked:
+            held.acked = good
+            marks = bitmap(good, len(manifest.pieces))
+            ack = Ack(manifest.run, manifest.epoch, manifest.round, held.hash, marks)
+            context.send([held.signed.peer], sign(context.signer, ack))
+
+    # --- receipts ----------------------------------------------------------------------------------------------------
+
+    def add_ack(self, signed: Signed) -> None:
+        """An ack of one of this peer's own updates."""
+        ack = signed.body
+        held = self.by_hash.get(ack.manifest) if isinstance(ack, Ack) else None
+        if held is None or held.manifest is None or held.signed.peer != self._context.me:
+            return
+        # Raises for an ack that is not what it should be.
+        ack_counts(
+            self._context.terms,
+            (signed,),
+            self._context.me,
+            held.hash,
+            held.manifest,
+            self._context.verifier,
+        )
+        held.acks[signed.peer] = signed
+        self._try_receipt(held)
+
+    def _try_receipt(self, held: Held) -> None:
+        """Assemble and broadcast the receipt of an own update once every piece has its acks."""
+        context, manifest = self._context, held.manifest
+        if manifest is None or held.receipt is not None:
+            return
+        acks = tuple(held.acks[peer] for peer in sorted(held.acks))
+        counts = ack_counts(context.terms, acks, context.me, held.hash, manifest, context.verifier)
+        if enough_acks(context.terms, manifest, counts):
+            receipt = Receipt(held.hash, acks)
+            self.add_receipt(receipt)
+            context.send(context.terms.members, receipt)
+
+    def add_receipt_or_keep(self, receipt: Receipt, sender: PeerId) -> None:
+        """Like `add_receipt`; if its update is not here yet, ask for that and keep the receipt for then."""
+        if receipt.manifest in self.by_hash:
+            self.add_receipt(receipt)
+        elif len(self._early_receipts) < _MAX_EARLY_RECEIPTS:
+            self._early_receipts[receipt.manifest] = receipt
+            self._context.want(Ref(RefKind.STATEMENT, receipt.manifest, NO_DIGEST), [sender])
+
+    def carry(self, held: Held) -> None:
+        """Take over a statement of the previous round with what is known about it. Raises RemoteProtocolError."""
+        check_statement(self._context.terms, held.signed, self._context.verifier)
+        self.add(held.signed)
+        mine = self.by_hash.get(held.hash)
+        manifest = held.manifest
+        if mine is None or manifest is None:
+            return
+        mine.checks, mine.acked, mine.acks = held.checks, held.acked, held.acks
+        mine.asked |= held.asked
+        self._context.held.update(manifest.pieces[i].blob for i, reason in held.checks.items() if reason is None)
+        if held.signed.peer == self._context.me:
+            self._context.held.update(piece.blob for piece in manifest.pieces)
+            self._try_receipt(mine)
+        elif held.receipt is not None:
+            self.add_receipt(held.receipt)
+
+    def add_receipt(self, receipt: Receipt) -> bool:
+        """A receipt of an update that is held. Raises RemoteProtocolError. Returns whether it is new."""
+        held = self.by_hash.get(receipt.manifest)
+        identity = receipt_hash(receipt)
+        if held is None or held.manifest is None or identity in self.receipts:
+            return False
+        context = self._context
+        check_receipt(context.terms, receipt, held.signed.peer, held.manifest, context.verifier)
+        self.receipts[identity] = receipt
+        context.found(Ref(RefKind.RECEIPT, identity, receipt.manifest))
+        if held.receipt is None:
+            held.receipt = receipt
+            held.receipt_held_at_ms = context.now_ms
+            held.acks.update({ack.peer: ack for ack in receipt.acks})
+        return True
+
+    # --- for the rest of the machine ---------------------------------------------------------------------------------
+
+    def refs(self) -> list[tuple[Ref, PeerId, int]]:
+        """(ref, author, held since) of all statements and receipts that are held."""
+        found = []
+        for held in self.slots.values():
+            found.append((Ref(RefKind.STATEMENT, held.hash, NO_DIGEST), held.signed.peer, held.held_at_ms))
+            if held.receipt is not None:
+                ref = Ref(RefKind.RECEIPT, receipt_hash(held.receipt), held.hash)
+                found.append((ref, held.signed.peer, held.receipt_held_at_ms))
+        return found
+
+    def lacks(self, ref: Ref) -> bool:
+        """Whether an offered statement or receipt is news."""
+        if ref.kind is RefKind.STATEMENT:
+            return ref.hash not in self.by_hash
+        if ref.kind is RefKind.RECEIPT:
+            held = self.by_hash.get(ref.about)
+            return held is None or held.receipt is None
+        return False
+
+    def sources(self) -> dict[Digest, tuple[PeerId, ...]]:
+        """Who may have a piece: its author, then those who acknowledged the update."""
+        found: dict[Digest, tuple[PeerId, ...]] = {}
+        for held in self.slots.values():
+            if held.manifest is not None:
+                for piece in held.manifest.pieces:
+                    found[piece.blob] = (held.signed.peer, *sorted(held.acks))
+        return found
+
+    def tick(self) -> None:
+        """Reach further for pieces of updates that have no receipt yet."""
+        for held in list(self.slots.values()):
+            if held.manifest is not None and held.signed.peer != self._context.me:
+                self._ask_pieces(held)
+
+    def deadline_ms(self) -> int | None:
+        """When the next piece comes within reach."""
+        resend_ms = self._context.terms.config.protocol.resend_ms
+        waiting: Iterable[int] = (
+            held.held_at_ms + ((self._context.now_ms - held.held_at_ms) // resend_ms + 1) * resend_ms
+            for held in self.slots.values()
+            if held.manifest is not None and held.receipt is None and len(held.asked) < len(held.manifest.pieces)
+        )
+        return min(waiting, default=None)
+
+
+def _exceeds(norm: float, history: list[float], bound: float) -> bool:
+    if not history:
+        return False
+    ordered = sorted(history)
+    return norm > bound * max(ordered[len(ordered) // 2], 1e-12)

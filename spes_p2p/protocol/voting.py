@@ -1,0 +1,398 @@
+"""Propose, prevote, precommit: Tendermint's voting with the quorum certificate inside the proposal.
+
+Rules, and where they are (docs/protocol.md, sections 4 and 5):
+
+    view 0 begins                  when the cuts' timing says so                      RoundMachine
+    view v > 0 begins              when q voters have signed View >= v                `_enter_due_view`
+    a voter signs View{v + 1}      on its time-out in v, and when f + 1 signed more   `tick`, `_follow_views`
+    prevote                        once per view, after the checks; nil if one fails  `_try_prevote`
+    lock and precommit             on q prevotes of the view, f + 1 *held*            `_try_precommit`
+    decided                        on q precommits of one view                        `decided`
+
+A lock is released only by a proposal whose quorum certificate is of a later view, or of the locked body itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from spes_p2p.errors import RemoteProtocolError
+from spes_p2p.ids import Digest, PeerId
+from spes_p2p.protocol.bodies import Bodies, KnownBody
+from spes_p2p.protocol.certificate import make_certificate, make_qc, verify_qc
+from spes_p2p.protocol.codec import check_signature, decode, encode
+from spes_p2p.protocol.context import Context
+from spes_p2p.protocol.cuts import Cuts
+from spes_p2p.protocol.evidence import conflicting
+from spes_p2p.protocol.messages import (
+    BodyMessage,
+    Certificate,
+    Proposal,
+    ProposalMessage,
+    QuorumCertificate,
+    Ref,
+    Signed,
+    ViewChange,
+    Vote,
+)
+from spes_p2p.protocol.parts import Parts
+from spes_p2p.protocol.updates import Updates
+from spes_p2p.protocol.wire import NO_DIGEST, RefKind, Step
+
+Votes = dict[int, dict[PeerId, Signed]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """The body this voter precommitted, and in which view."""
+
+    view: int
+    body: Digest
+
+
+class Voting:
+    """The votes of one round."""
+
+    def __init__(self, context: Context, updates: Updates, cuts: Cuts, parts: Parts, bodies: Bodies) -> None:
+        self._context = context
+        self._updates = updates
+        self._cuts = cuts
+        self._parts = parts
+        self._bodies = bodies
+        self.view = -1
+        """-1: view 0 has not begun here."""
+        self.began_at_ms: dict[int, int] = {}
+        self.lock: Lock | None = None
+        self.qc: QuorumCertificate | None = None
+        """The highest known."""
+        self.proposals: dict[int, Signed] = {}
+        self.votes: dict[Step, Votes] = {Step.PREVOTE: {}, Step.PRECOMMIT: {}}
+        self.wishes: dict[PeerId, Signed] = {}
+        """Per voter, the highest view it asks for."""
+        self._wished = 0
+        self.log: list[bytes] = []
+        """Votes, wishes and proposals of all, in order of arrival, for those who miss them."""
+
+    def restore(self, journal: Mapping[str, bytes]) -> None:
+        """Take up the round where the journal left it: the same view, lock, and votes, sent again as they were."""
+        context = self._context
+        entries = {key.removeprefix(context.key): data for key, data in sorted(journal.items())}
+        for slot, data in entries.items():
+            if slot.startswith("body/"):
+                message = decode(data)
+                if isinstance(message, BodyMessage):
+                    self._bodies.learn(message.body, message.merge_lists, ())
+        if "qc" in entries:
+            self.qc = msgspec.msgpack.decode(entries["qc"], type=QuorumCertificate)
+        if "lock" in entries:
+            view, body = entries["lock"].decode().split()
+            self.lock = Lock(int(view), Digest(bytes.fromhex(body)))
+        if "view" in entries:
+            self.view = int(entries["view"])
+            self.began_at_ms[self.view] = context.now_ms
+        for slot in entries:
+            if slot.startswith(("signed/vote/", "signed/wish/")):
+                signed = context.promised(slot.removeprefix("signed/"))
+                if signed is None:
+                    continue
+                context.send(context.terms.voters, signed)
+                if isinstance(signed.body, ViewChange):
+                    self._wished = max(self._wished, signed.body.view)
+                    self.add_wish(signed)
+                else:
+                    self.add_vote(signed)
+
+    # --- views -------------------------------------------------------------------------------------------------------
+
+    def begin(self, view: int) -> None:
+        """Enter a view."""
+        self.view = view
+        self.began_at_ms[view] = self._context.now_ms
+        self._context.persist("view", str(view).encode())
+        self._revote()
+
+    def deadline_ms(self) -> int | None:
+        """When the open view times out."""
+        if self.view < 0 or not self._context.is_voter:
+            return None
+        terms = self._context.terms
+        timeout = terms.config.protocol.view_timeout(self.view)
+        budget = terms.transfer_budget_ms
+        cut_at = self._cuts.announced_at_ms.get(self.view)
+        if cut_at is not None:
+            return max(cut_at, self.began_at_ms[self.view]) + budget + timeout
+        return self.began_at_ms[self.view] + (budget if self.view == 0 else 0) + timeout
+
+    def tick(self) -> None:
+        """Ask for the next view if the open one timed out; vote where a wait is over."""
+        deadline = self.deadline_ms()
+        if deadline is not None and self._context.now_ms >= deadline:
+            self._wish(self.view + 1)
+        self._revote()
+
+    def _wish(self, view: int) -> None:
+        """Sign and send View{view}, once."""
+        context = self._context
+        if not context.is_voter or view <= self._wished:
+            return
+        self._wished = view
+        head = context.terms.head
+        body = ViewChange(head.run.run_id, head.epoch, context.terms.round, view, self.qc)
+        signed = context.sign_once(f"wish/{view}", body)
+        context.send(context.terms.voters, signed)
+        self.add_wish(signed)
+
+    def add_wish(self, signed: Signed) -> None:
+        """A voter asks for a view. Raises RemoteProtocolError."""
+        body, context = signed.body, self._context
+        if not isinstance(body, ViewChange) or signed.peer not in context.terms.voters:
+            raise RemoteProtocolError(signed.peer, "a view change of a peer that does not vote")
+        before = self.wishes.get(signed.peer)
+        if before is not None and isinstance(before.body, ViewChange) and before.body.view >= body.view:
+            return
+        check_signature(signed, context.verifier)
+        if body.qc is not None:
+            self._learn_qc(body.qc, signed.peer)
+        self.wishes[signed.peer] = signed
+        self.log.append(encode(signed))
+        self._follow_views()
+
+    def _asked_views(self) -> list[int]:
+        """Views asked for, highest first, one per voter."""
+        bodies = [signed.body for signed in self.wishes.values()]
+        return sorted((body.view for body in bodies if isinstance(body, ViewChange)), reverse=True)
+
+    def _follow_views(self) -> None:
+        terms = self._context.terms
+        asked = self._asked_views()
+        if len(asked) > terms.num_faults and asked[terms.num_faults] > max(self.view, self._wished):
+            self._wish(asked[terms.num_faults])
+            asked = self._asked_views()
+        if len(asked) >= terms.quorum and asked[terms.quorum - 1] > self.view:
+            due = asked[terms.quorum - 1]
+            if self._context.is_voter and self._wished < due:
+                self._wish(due)
+            if self.view < due:
+                self.begin(due)
+
+    # --- quorum certificates -----------------------------------------------------------------------------------------
+
+    def _learn_qc(self, qc: QuorumCertificate, source: PeerId) -> None:
+        """A quorum certificate of anybody; the body is asked for if it is not known. Raises RemoteProtocolError."""
+        if self.qc is None or qc.view > self.qc.view:
+            verify_qc(self._context.terms, qc, self._context.verifier)
+            self.qc = qc
+            self._context.persist("qc", encode(qc))
+        if qc.body not in self._bodies.known:
+            self._context.want(Ref(RefKind.BODY, qc.body, NO_DIGEST), [source])
+
+    # --- proposing ---------------------------------------------------------------------------------------------------
+
+    def propose(self, known: KnownBody) -> None:
+        """As leader of the open view, propose a body, with the quorum certificate it builds on if there is one."""
+        context = self._context
+        head = context.terms.head
+        qc = self.qc if self.qc is not None and self.qc.body == known.hash else None
+        body = Proposal(head.run.run_id, head.epoch, context.terms.round, self.view, known.hash, qc)
+        signed = context.sign_once(f"proposal/{self.view}", body)
+        context.persist(f"body/{known.hash.hex()}", encode(BodyMessage(known.body, known.merge_lists)))
+        message = ProposalMessage(signed, known.body, known.merge_lists)
+        context.send(context.terms.voters, message)
+        self.add_proposal(message, context.me)
+
+    def add_proposal(self, message: ProposalMessage, sender: PeerId) -> None:
+        """A leader's proposal. Raises RemoteProtocolError."""
+        signed, context = message.proposal, self._context
+        body = signed.body
+        if not isinstance(body, Proposal) or signed.peer != context.terms.leader(body.view):
+            raise RemoteProtocolError(signed.peer, "a proposal by a peer that does not lead its view")
+        before = self.proposals.get(body.view)
+        if before == signed:
+            return
+        check_signature(signed, context.verifier)
+        if before is not None:
+            if conflicting(before, signed):
+                self._updates.accuse(before, signed)
+            return
+        known = self._bodies.learn(message.body, message.merge_lists, (signed.peer, sender))
+        extends = body.qc is None or (body.qc.body == body.body and body.qc.view < body.view)
+        if known.hash != body.body or not extends:
+            raise RemoteProtocolError(signed.peer, "a proposal that contradicts its body or quorum certificate")
+        if body.qc is not None:
+            verify_qc(context.terms, body.qc, context.verifier)
+            self._learn_qc(body.qc, signed.peer)
+        self.proposals[body.view] = signed
+        self.log.append(encode(message))
+        self._revote()
+
+    # --- voting ------------------------------------------------------------------------------------------------------
+
+    def add_vote(self, signed: Signed) -> None:
+        """A vote of any voter. Raises RemoteProtocolError."""
+        body, context = signed.body, self._context
+        if not isinstance(body, Vote) or signed.peer not in context.terms.voters:
+            raise RemoteProtocolError(signed.peer, "a vote of a peer that does not vote")
+        votes = self.votes[body.step].setdefault(body.view, {})
+        before = votes.get(signed.peer)
+        if before is not None:
+            if before.body != body:
+                check_signature(signed, context.verifier)
+                self._updates.accuse(before, signed)
+            return
+        check_signature(signed, context.verifier)
+        votes[signed.peer] = signed
+        self.log.append(encode(signed))
+        if body.body != NO_DIGEST and body.body not in self._bodies.known:
+            context.want(Ref(RefKind.BODY, body.body, NO_DIGEST), [signed.peer])
+        self._revote()
+
+    def votes_for(self, step: Step, view: int, body: Digest) -> dict[PeerId, Signed]:
+        """Votes of one step and view for one body."""
+        found = self.votes[step].get(view, {})
+        return {peer: signed for peer, signed in sorted(found.items()) if _vote(signed).body == body}
+
+    def held_votes(self, view: int, body: Digest) -> int:
+        """How many others' prevotes for a body say *held*."""
+        votes = self.votes_for(Step.PREVOTE, view, body)
+        return sum(1 for peer, signed in votes.items() if peer != self._context.me and _vote(signed).held)
+
+    def _revote(self) -> None:
+        """Cast every vote that is possible now."""
+        if not self._context.is_voter or self.view < 0:
+            self._watch_quorums()
+            return
+        self._try_prevote()
+        self._watch_quorums()
+        self._try_precommit()
+
+    def _cast(self, step: Step, body: Digest, *, held: bool) -> None:
+        context = self._context
+        head = context.terms.head
+        vote = Vote(head.run.run_id, head.epoch, context.terms.round, self.view, step, body, held)
+        signed = context.sign_once(f"vote/{self.view}/{int(step)}", vote)
+        context.send(context.terms.voters, signed)
+        self.add_vote(signed)
+
+    def _voted(self, step: Step) -> bool:
+        return self._context.me in self.votes[step].get(self.view, {})
+
+    def _try_prevote(self) -> None:
+        signed = self.proposals.get(self.view)
+        if signed is None or self._voted(Step.PREVOTE):
+            return
+        if self._context.promised(f"vote/{self.view}/{int(Step.PREVOTE)}") is not None:
+            self._cast(Step.PREVOTE, NO_DIGEST, held=False)  # sends what the journal holds
+            return
+        proposal = signed.body
+        if not isinstance(proposal, Proposal):
+            return
+        known = self._bodies.known[proposal.body]
+        self._bodies.examine(known)
+        verdict = self._judge(proposal, known)
+        if verdict is None:
+            return
+        if verdict:
+            self._context.notify(f"view {self.view}: prevote nil: {verdict}", "warning")
+            self._cast(Step.PREVOTE, NO_DIGEST, held=False)
+        else:
+            self._cast(Step.PREVOTE, known.hash, held=known.held)
+
+    def _judge(self, proposal: Proposal, known: KnownBody) -> str | None:
+        """None: wait; empty: prevote it; else why the prevote is nil."""
+        context = self._context
+        if known.problem is not None:
+            return known.problem
+        if self.lock is not None and self.lock.body != known.hash:
+            released = proposal.qc is not None and proposal.qc.view >= self.lock.view
+            if not released:
+                return f"locked on another body since view {self.lock.view}"
+        if not known.derived or not known.supported:
+            return None
+        cut = self._bodies.cut_of(known)
+        if cut is None or cut.transition is None:
+            return None
+        enough_hold = self.held_votes(self.view, known.hash) > context.terms.num_faults
+        if not enough_hold and not (known.held and known.ranked):
+            return None
+        agreed = self._parts.recheck(cut, self._bodies.kept(known), known.body.parts)
+        if agreed is False:
+            return "a recomputed part has another digest"
+        patience = context.terms.config.protocol.view_timeout(self.view) // 2
+        if agreed is None and context.now_ms < max(known.received_at_ms, self.began_at_ms[self.view]) + patience:
+            return None
+        if agreed is None:
+            context.notify("the recheck of a part did not end in time", "warning")
+        return "" if proposal.qc is not None else self._judge_locally(known)
+
+    def _judge_locally(self, known: KnownBody) -> str | None:
+        """Local knowledge, for a proposal without a quorum certificate only."""
+        context = self._context
+        protocol = context.terms.config.protocol
+        cut = self._bodies.cut_of(known)
+        if cut is None or cut.transition is None:
+            return None
+        if self.view == 0:
+            before_ms = self.began_at_ms[0] - protocol.view_timeout(0)
+        else:
+            before_ms = self.began_at_ms.get(self.view - 1, self.began_at_ms[self.view] - protocol.view_timeout(0))
+        missing = self._cuts.missing(cut.cut, before_ms)
+        if missing:
+            return f"the cut leaves out {missing[0]}"
+        kept = self._bodies.kept(known)
+        if kept and cut.transition.contributions:
+            budget = context.terms.transfer_budget_ms
+            since_ms = cut.received_at_ms + budget // 2 if self.view == 0 else before_ms
+            if any(self._parts.agreed_before(cut.transition.updates_hash, part, since_ms) for part in sorted(kept)):
+                return "a part is kept although its digests agree"
+            if self.view == 0 and context.now_ms < cut.received_at_ms + budget - protocol.view_timeout(0) // 2:
+                return None
+        age = context.now_ms - context.opened_at_ms
+        if age < protocol.round_min and not self._cuts.all_live_in():
+            return None
+        return ""
+
+    def _watch_quorums(self) -> None:
+        """Learn quorum certificates from the prevotes of any view."""
+        terms = self._context.terms
+        for view, votes in sorted(self.votes[Step.PREVOTE].items()):
+            if self.qc is not None and self.qc.view >= view:
+                continue
+            for body in sorted({_vote(signed).body for signed in votes.values()} - {NO_DIGEST}):
+                chosen = self.votes_for(Step.PREVOTE, view, body)
+                holders = sum(1 for signed in chosen.values() if _vote(signed).held)
+                if len(chosen) >= terms.quorum and holders > terms.num_faults:
+                    self.qc = make_qc(terms, body, view, chosen)
+                    self._context.persist("qc", encode(self.qc))
+
+    def _try_precommit(self) -> None:
+        """Lock on a body that a quorum prevoted in the open view, and say so."""
+        if self.qc is None or self.qc.view != self.view or self._voted(Step.PRECOMMIT):
+            return
+        known = self._bodies.known.get(self.qc.body)
+        if known is None or not known.derived:
+            return
+        self.lock = Lock(self.view, known.hash)
+        self._context.persist("lock", f"{self.view} {known.hash.hex()}".encode())
+        self._context.persist("qc", encode(self.qc))
+        self._context.persist(f"body/{known.hash.hex()}", encode(BodyMessage(known.body, known.merge_lists)))
+        self._cast(Step.PRECOMMIT, known.hash, held=False)
+
+    def decided(self) -> Certificate | None:
+        """The certificate, once q voters precommitted one body in one view."""
+        terms = self._context.terms
+        for view, votes in sorted(self.votes[Step.PRECOMMIT].items()):
+            for body in sorted({_vote(signed).body for signed in votes.values()} - {NO_DIGEST}):
+                chosen = self.votes_for(Step.PRECOMMIT, view, body)
+                known = self._bodies.known.get(body)
+                if len(chosen) >= terms.quorum and known is not None:
+                    return make_certificate(terms, known.body, view, chosen, known.merge_lists)
+        return None
+
+
+def _vote(signed: Signed) -> Vote:
+    if not isinstance(signed.body, Vote):
+        raise RemoteProtocolError(signed.peer, "not a vote")
+    return signed.body

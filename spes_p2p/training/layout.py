@@ -1,0 +1,109 @@
+"""How psi, the shared modules, lies in one flat vector, and how that is cut into parts.
+
+The vector is the concatenation of the tensors of psi, sorted by name, as fp32. The parts are fixed for the run: they
+begin at multiples of 256 values (a block of the int8 codec) and are as equal as that allows.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from spes_p2p.config import RunConfig
+from spes_p2p.errors import SchemaError
+from spes_p2p.model.shards import psi_shapes
+from spes_p2p.training.arrays import F32, Bytes, Tensors
+
+BLOCK_VALUES = 256
+PART_DTYPE = np.dtype("<f4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PsiLayout:
+    """Where every tensor and every part of psi lies in the flat vector of `num_values` values."""
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    """(name, shape), sorted by name."""
+    bounds: tuple[int, ...]
+    """Part p is [bounds[p], bounds[p + 1])."""
+
+    @property
+    def num_values(self) -> int:
+        """Length of the flat vector."""
+        return self.bounds[-1]
+
+    @property
+    def num_parts(self) -> int:
+        """How many parts there are: what the run asks for, or one per block if psi is smaller than that."""
+        return len(self.bounds) - 1
+
+    def part_slice(self, part: int) -> slice:
+        """Where a part lies. Raises IndexError for a part that the run does not have."""
+        if not 0 <= part < self.num_parts:
+            raise IndexError(f"part {part} of {self.num_parts}")
+        return slice(self.bounds[part], self.bounds[part + 1])
+
+    def part_values(self, part: int) -> int:
+        """How many values a part has."""
+        where = self.part_slice(part)
+        return int(where.stop) - int(where.start)
+
+    def part_size_bytes(self, part: int) -> int:
+        """Size of a part's result: its fp32 bytes."""
+        return self.part_values(part) * PART_DTYPE.itemsize
+
+
+@functools.lru_cache(maxsize=16)
+def psi_layout(config: RunConfig) -> PsiLayout:
+    """The layout of a run's psi."""
+    shapes = tuple(sorted(psi_shapes(config.model).items()))
+    num_values = sum(math.prod(shape) for _, shape in shapes)
+    num_blocks = -(-num_values // BLOCK_VALUES)
+    num_parts = min(config.protocol.parts, num_blocks)
+    starts = tuple(part * num_blocks // num_parts * BLOCK_VALUES for part in range(num_parts))
+    return PsiLayout(shapes=shapes, bounds=(*starts, num_values))
+
+
+def flatten(layout: PsiLayout, psi: Mapping[str, F32]) -> F32:
+    """Flat fp32 copy [num_values]. Raises SchemaError for other names, dtypes or shapes than the layout's."""
+    if psi.keys() != {name for name, _ in layout.shapes}:
+        raise SchemaError("the names of psi's tensors are not those of the run")
+    flat = np.empty(layout.num_values, dtype=np.float32)
+    at = 0
+    for name, shape in layout.shapes:
+        tensor = psi[name]
+        if tensor.shape != shape or tensor.dtype != np.float32:
+            raise SchemaError(f"{name}: {tensor.dtype} {tensor.shape} is not float32 {shape}")
+        flat[at : at + tensor.size] = tensor.reshape(-1)
+        at += tensor.size
+    return flat
+
+
+def unflatten(layout: PsiLayout, flat: F32) -> Tensors:
+    """Tensors of psi by name, as views into `flat` [num_values]. Raises SchemaError for another length or dtype."""
+    if flat.shape != (layout.num_values,) or flat.dtype != np.float32:
+        raise SchemaError(f"psi: {flat.dtype} {flat.shape} is not float32 {(layout.num_values,)}")
+    sizes = [math.prod(shape) for _, shape in layout.shapes]
+    ends = itertools.accumulate(sizes)
+    return {
+        name: flat[end - size : end].reshape(shape)
+        for (name, shape), size, end in zip(layout.shapes, sizes, ends, strict=True)
+    }
+
+
+def part_to_bytes(values: F32) -> bytes:
+    """A part's result as bytes: little-endian fp32. Their blob id is the part's digest."""
+    return values.astype(PART_DTYPE, copy=False).tobytes()
+
+
+def part_from_bytes(layout: PsiLayout, part: int, data: Bytes) -> F32:
+    """Read-only fp32 values [part_values] of a part's result. Raises SchemaError for another size."""
+    view = memoryview(data).cast("B").toreadonly()
+    if len(view) != layout.part_size_bytes(part):
+        raise SchemaError(f"part {part}: {len(view)} bytes instead of {layout.part_size_bytes(part)}")
+    return np.frombuffer(view, dtype=PART_DTYPE)

@@ -1,0 +1,260 @@
+"""One peer's training: load the agreed start, make H inner steps on the shared modules and the own experts, hand out
+what changed. No files, processes or network: the node's trainer process is a shell around this class, and tests and
+the baseline use it as it is.
+
+A round of a peer that owns shards 0 and 3, in outline:
+
+    trainer.load_start(RoundStart(round=7, global_step=240, psi=psi, shards=starts, owned=(0, 3)))
+    result = trainer.train(40)
+    delta = trainer.delta_psi()             # trained - start, fp32, by name
+    values = trainer.trained(0)             # a shard's trained values
+    trainer.published(PendingUpdate(...))   # what the codecs left over, for the rounds to come
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from spes_p2p.config import RunConfig
+from spes_p2p.model.moe import FrozenFormat
+from spes_p2p.model.shards import shard_experts, shard_tensor_names
+from spes_p2p.model.transformer import Transformer, to_numpy
+from spes_p2p.training.arrays import Tensors
+from spes_p2p.training.data import TokenStream
+from spes_p2p.training.evaluate import Evaluation, evaluate
+from spes_p2p.training.losses import batch_losses, owned_count_scale
+from spes_p2p.training.optim import NamedAdamW
+from spes_p2p.training.own_work import OwnWork, PendingUpdate, ResidualRule, carried_master
+from spes_p2p.training.schedule import learning_rate
+from spes_p2p.training.tokenizer import ByteTokenizer, Tokenizer
+
+MasterRule: TypeAlias = Literal["start", "carry", "keep"]
+"""Where an owned shard's fp32 master comes from: the agreed start; the start and what rounding took from the update
+that was accepted; or the master as trained (docs/protocol.md, section 7)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundStart:
+    """Everything a round of training starts from."""
+
+    round: int
+    """The round to train in."""
+    global_step: int
+    psi: Tensors
+    shards: Iterable[tuple[int, Tensors]]
+    """(shard, its agreed start) of every shard of the run, in any order; read once, one at a time."""
+    owned: Sequence[int]
+    """Shards that this peer owns in this round."""
+    masters: Mapping[int, MasterRule] = field(default_factory=dict)
+    """Rule of an owned shard; `start` where it is missing."""
+    residual: ResidualRule = "keep"
+    accepted_update: int | None = None
+    """Round of this peer's update that the certificate accepted: the one that `carry` and `advance` speak of."""
+    kept_parts: Sequence[int] = ()
+    """Parts of psi that the certificate kept at their previous value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One inner step, for whoever watches."""
+
+    local_step: int
+    """Steps of this round made so far."""
+    global_step: int
+    loss: float
+    """Cross-entropy in nats per token; not finite if the step was skipped for that."""
+    gradient_norm: float | None
+    """Before clipping; None: the step was skipped."""
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """What one call of `train` did."""
+
+    num_steps: int
+    num_skipped: int
+    """Steps left out because loss or gradient was not finite."""
+    tokens: int
+    mean_loss: float
+    """Mean cross-entropy of the steps made, nats per token; NaN without steps."""
+    seconds: float
+    finite: bool
+    """False: weights are not finite, so the update must be withheld; the next start does not use them."""
+
+
+class Trainer:
+    """Holds the model, the optimizer with its moments, the own shards' masters and the data position."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        stream: TokenStream,
+        *,
+        device: str = "cpu",
+        frozen_format: FrozenFormat = "fp32",
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self.config = config
+        self.stream = stream
+        self.tokenizer = tokenizer or ByteTokenizer()
+        self.model = Transformer.build(config.model, frozen_format, device)
+        self.optimizer = NamedAdamW(config.training, self.model.psi())
+        self.work = OwnWork(config)
+        self.owned: tuple[int, ...] = ()
+        self.round = -1
+        self.global_step = 0
+        self.local_step = 0
+        self.finite = True
+        self._device = torch.device(device)
+        self._psi_start: Tensors = {}
+
+    # ------------------------------------------------------------------------------------------------ start of a round
+
+    def load_start(self, start: RoundStart) -> None:
+        """Set psi, all experts, the own masters and the residual for a round.
+
+        For the round that the trainer already is in (after a restart from its checkpoint) masters and residual stay
+        as they are: the rules were applied before the checkpoint. Raises ValueError if a shard of the run is missing
+        or a tensor does not fit; the trainer must then not train.
+        """
+        again = start.round == self.round and self.finite
+        self._psi_start = {}
+        kept_owned = set(self.owned) & set(start.owned)
+        remainders = {shard: self.work.remainder(start.accepted_update, shard) for shard in start.owned}
+        self._set_owned(start.owned)
+        if not self.finite:
+            self.optimizer.forget()
+        seen: set[int] = set()
+        for shard, agreed in start.shards:
+            seen.add(shard)
+            rule: MasterRule = start.masters.get(shard, "start") if self.finite else "start"
+            if shard in kept_owned and (again or rule == "keep"):
+                continue
+            remainder = remainders.get(shard) if shard in kept_owned and rule == "carry" else None
+            self.model.load(agreed if remainder is None else carried_master(agreed, remainder))
+        if missing := set(range(self.config.num_shards)) - seen:
+            raise ValueError(f"the start lacks shard {min(missing)}")
+        if not again:
+            self.work.settle(start.residual, start.accepted_update, start.kept_parts)
+        self.model.load(start.psi)
+        self._psi_start = {name: values.copy() for name, values in start.psi.items()}
+        self.round, self.global_step, self.local_step = start.round, start.global_step, 0
+        self.finite = True
+
+    def adopt(self, owned: Sequence[int], round_number: int, global_step: int, finite: bool) -> None:
+        """Take over the bookkeeping of a checkpoint, before its tensors are loaded; `load_start` must follow."""
+        self._set_owned(owned)
+        self.round, self.global_step, self.finite = round_number, global_step, finite
+
+    def _set_owned(self, shards: Sequence[int]) -> None:
+        self.owned = tuple(sorted(shards))
+        n = self.config.experts_per_shard
+        self.model.set_owned([expert for shard in self.owned for expert in shard_experts(shard, n)])
+        self.optimizer.set_weights(self.model.psi() | self.model.owned())
+
+    # -------------------------------------------------------------------------------------------------------- training
+
+    def train(
+        self,
+        num_inner_steps: int,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_step: Callable[[StepReport], None] = lambda report: None,
+    ) -> TrainResult:
+        """Make inner steps until the number is reached or `should_stop` says so, asked before each step.
+
+        Raises ValueError before the first `load_start`.
+        """
+        if not self._psi_start:
+            raise ValueError("no start is loaded")
+        began = time.monotonic()
+        losses: list[float] = []
+        num_skipped = 0
+        for _ in range(num_inner_steps):
+            if should_stop():
+                break
+            report = self._inner_step()
+            if report.gradient_norm is None:
+                num_skipped += 1
+            else:
+                losses.append(report.loss)
+            on_step(report)
+        self.finite = self._weights_are_finite()
+        return TrainResult(
+            num_steps=len(losses),
+            num_skipped=num_skipped,
+            tokens=len(losses) * self.config.training.batch_tokens,
+            mean_loss=float(np.mean(losses)) if losses else float("nan"),
+            seconds=time.monotonic() - began,
+            finite=self.finite,
+        )
+
+    def _inner_step(self) -> StepReport:
+        training = self.config.training
+        step = self.global_step + self.local_step
+        rate = learning_rate(training, step)
+        batch_BT1 = self.stream.next_batch(training.batch_sequences, training.sequence_length)
+        tokens_BT1 = torch.from_numpy(batch_BT1).to(self._device)
+
+        logits_BTV, routings = self.model(tokens_BT1[:, :-1])
+        losses = batch_losses(
+            logits_BTV.flatten(0, 1), tokens_BT1[:, 1:].flatten(), routings, training, self._count_scale(step)
+        )
+        gradient_norm: float | None = None
+        if bool(torch.isfinite(losses.total)):
+            losses.total.backward()  # type: ignore[no-untyped-call]  # untyped in torch
+            gradient_norm = self.optimizer.step(rate)
+
+        self.local_step += 1
+        return StepReport(
+            local_step=self.local_step,
+            global_step=step,
+            loss=losses.cross_entropy.item(),
+            gradient_norm=gradient_norm,
+            learning_rate=rate,
+        )
+
+    def _count_scale(self, step: int) -> torch.Tensor | None:
+        training = self.config.training
+        if not training.decayed_balance:
+            return None
+        owned_M = torch.zeros(self.config.model.num_experts, dtype=torch.bool, device=self._device)
+        for shard in self.owned:
+            owned_M[list(shard_experts(shard, self.config.experts_per_shard))] = True
+        return owned_count_scale(owned_M, step, training.total_steps)
+
+    def _weights_are_finite(self) -> bool:
+        return all(bool(torch.isfinite(weight).all()) for weight in self.model.parameters())
+
+    # ------------------------------------------------------------------------------------------- what comes out of it
+
+    def delta_psi(self) -> Tensors:
+        """Trained minus start of the shared modules, fp32, by name."""
+        trained = {name: to_numpy(weight) for name, weight in self.model.psi().items()}
+        return {name: np.subtract(trained[name], start, dtype=np.float32) for name, start in self._psi_start.items()}
+
+    def trained(self, shard: int) -> Tensors:
+        """Values of an owned shard as they are now: fp32 copies, by name. Raises ValueError for a shard of others."""
+        if shard not in self.owned:
+            raise ValueError(f"shard {shard} is not owned here")
+        weights = self.model.owned()
+        names = shard_tensor_names(self.config.model, self.config.experts_per_shard, shard)
+        return {name: to_numpy(weights[name]) for name in names}
+
+    def published(self, update: PendingUpdate) -> None:
+        """Note what the codecs left over of this round's update."""
+        self.work.published(self.round, update)
+
+    def evaluate(self, documents: Sequence[bytes], max_bytes: int | None = None) -> Evaluation:
+        """Held-out loss of the weights as they are now; right after `load_start`, of the agreed state (with the own
+        masters, which differ from it by less than a rounding)."""
+        training = self.config.training
+        return evaluate(
+            self.model, documents, self.tokenizer, training.sequence_length, training.batch_sequences, max_bytes
+        )
