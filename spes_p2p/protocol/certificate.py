@@ -33,23 +33,27 @@ def _check_signatures(
 
 def verify_certificate(terms: Terms, certificate: Certificate, verifier: Verifier) -> Head:
     """The head after it. Raises RemoteProtocolError unless a quorum of this round's voters precommitted the body."""
-    identity = body_hash(certificate.body)
-    payload = _vote_bytes(terms, certificate.view, Step.PRECOMMIT, identity, False)
-    head = next_head(terms.head, certificate.body)
+    body = certificate.body
+    if (body.run, body.epoch, body.round) != (terms.head.run.run_id, terms.head.epoch, terms.round):
+        raise RemoteProtocolError(None, f"a certificate of another run or round than {terms.round}")
+    payload = _vote_bytes(terms, certificate.view, Step.PRECOMMIT, body_hash(body), False)
+    _check_signatures(terms, certificate.voters, certificate.signatures, {False: payload}, frozenset(), verifier)
+    head = next_head(terms.head, body)
     if certificate.body.seed != terms.seed:
         raise RemoteProtocolError(None, "the certificate has another seed")
     if certificate.body.merge_alpha and merge_root(certificate.merge_lists) != certificate.body.merge_root:
         raise RemoteProtocolError(None, "the certificate's merge lists do not match their root")
     if not certificate.body.merge_alpha and certificate.merge_lists:
         raise RemoteProtocolError(None, "the certificate has merge lists without a merge")
-    _check_signatures(terms, certificate.voters, certificate.signatures, {False: payload}, frozenset(), verifier)
     return head
 
 
 def verify_qc(terms: Terms, qc: QuorumCertificate, verifier: Verifier) -> None:
     """Raises RemoteProtocolError unless q voters prevoted the body in that view and f + 1 of them hold everything."""
     held = bits(qc.held, len(terms.voters))
-    if len(held & bits(qc.voters, len(terms.voters))) < terms.num_faults + 1:
+    if not held <= bits(qc.voters, len(terms.voters)):
+        raise RemoteProtocolError(None, "a quorum certificate with holders that did not vote")
+    if len(held) < terms.num_faults + 1:
         raise RemoteProtocolError(None, "a quorum certificate without enough holders")
     payloads = {value: _vote_bytes(terms, qc.view, Step.PREVOTE, qc.body, value) for value in (False, True)}
     _check_signatures(terms, qc.voters, qc.signatures, payloads, held, verifier)

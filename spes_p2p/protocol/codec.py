@@ -30,6 +30,7 @@ from spes_p2p.protocol.messages import (
 from spes_p2p.protocol.wire import Wire
 
 MAX_MESSAGE_BYTES = 4 << 20
+FLOAT_BYTES = 8
 
 ENCODER = msgspec.msgpack.Encoder()
 _message_decoder = msgspec.msgpack.Decoder(Message)

@@ -52,6 +52,11 @@ class Trained:
     pieces: tuple[Piece, ...]
 
 
+def nothing_trained(round_number: int) -> Trained:
+    """A `Trained` of a peer that gives nothing in this round."""
+    return Trained(round=round_number, tokens=0, steps=0, loss_micronats=0, pieces=())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceChecked:
     """Result of `CheckPiece`; `reason` None: stored durably and well-formed."""

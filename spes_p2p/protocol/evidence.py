@@ -34,6 +34,11 @@ def conflicting(first: Signed, second: Signed) -> bool:
     )
 
 
+def named(evidence: Evidence) -> PeerId:
+    """The peer that evidence is about, proven or not. Raises RemoteProtocolError if it is malformed."""
+    return decode_signed(evidence.first).peer
+
+
 def accused(evidence: Evidence, verifier: Verifier) -> PeerId:
     """The proven equivocator. Raises RemoteProtocolError if the evidence proves nothing."""
     first, second = decode_signed(evidence.first), decode_signed(evidence.second)

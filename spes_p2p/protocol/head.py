@@ -11,10 +11,10 @@ from functools import cached_property
 
 from spes_p2p.config import RunConfig
 from spes_p2p.digests import digest_of_list
-from spes_p2p.errors import RemoteProtocolError
+from spes_p2p.errors import LocalProtocolError, RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId, RunId
 from spes_p2p.protocol import election
-from spes_p2p.protocol.codec import body_hash, run_id, unpack_float
+from spes_p2p.protocol.codec import FLOAT_BYTES, body_hash, run_id, unpack_float
 from spes_p2p.protocol.messages import BlobShare, Body, RunManifest
 from spes_p2p.protocol.params import (
     LATE_ROUNDS,
@@ -58,6 +58,8 @@ class Head:
     data_cursor: int
     merge_alpha: float = 0.0
     merge_root: Digest = NO_DIGEST
+    delivered: tuple[int, ...] = ()
+    """Shards whose row this certificate changed: an update of each is in its cut."""
     recent: tuple[tuple[int, Digest], ...] = ()
     """(round, certificate hash) of the newest certificates, this one included: the fencing tokens that are valid."""
 
@@ -68,11 +70,7 @@ class Head:
 
     def receivers(self) -> tuple[bool, ...]:
         """Per shard: whether an update of it is in this certificate, so that a merge changes it."""
-        return (
-            tuple(any(owner.last == self.round for owner in row.owners) for row in self.state.leases)
-            if (self.round)
-            else (False,) * len(self.state.leases)
-        )
+        return tuple(row.shard in self.delivered for row in self.state.shards)
 
 
 def psi_digest(parts: tuple[Digest, ...]) -> Digest:
@@ -112,6 +110,8 @@ def next_head(head: Head, body: Body) -> Head:
     """Head after a certified body that extends `head`. Raises RemoteProtocolError if it does not extend it."""
     if (body.run, body.epoch, body.round, body.prev) != (head.run.run_id, head.epoch, head.round + 1, head.hash):
         raise RemoteProtocolError(None, f"body of round {body.round} does not extend round {head.round}")
+    if len(body.merge_alpha) not in (0, FLOAT_BYTES):
+        raise RemoteProtocolError(None, "the merge alpha is no float64")
     identity = body_hash(body)
     return Head(
         run=head.run,
@@ -126,6 +126,7 @@ def next_head(head: Head, body: Body) -> Head:
         data_cursor=body.data_cursor,
         merge_alpha=unpack_float(body.merge_alpha) if body.merge_alpha else 0.0,
         merge_root=body.merge_root,
+        delivered=tuple(change.shard for change in body.shard_delta),
         recent=(*head.recent, (body.round, identity))[-(LATE_ROUNDS + 1) :],
     )
 
@@ -177,6 +178,8 @@ class Terms:
 
     def leader(self, view: int) -> PeerId:
         """Who names the cut and proposes in a view."""
+        if not self.leaders:
+            raise LocalProtocolError("a run without members has no leader")
         return self.leaders[view % len(self.leaders)]
 
     @property

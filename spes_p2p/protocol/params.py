@@ -24,6 +24,12 @@ TRANSFERS_PER_SOURCE = 2
 BUDGET_RESENDS = 3
 """Part of the transfer budget that does not depend on bytes, in resends."""
 
+MAX_SQUARED_NORM = 1e60
+"""Largest squared norm a manifest may state: no fp32 delta that could be of use comes near, and sums stay finite."""
+
+MAX_VIEWS_AHEAD = 64
+"""Votes, cuts and proposals of views further ahead are not kept: a voter that far behind follows the views first."""
+
 MIN_ELIGIBLE = 3
 """Voters are filled up with members to this number for acknowledging and aggregating."""
 
@@ -65,12 +71,12 @@ def replicas(config: ProtocolConfig, num_voters: int, num_eligible: int) -> int:
 
 def expert_acks(num_voters: int, num_eligible: int) -> int:
     """Acks of others that an expert blob needs: one honest holder among them."""
-    return min(faults(num_voters) + 1, num_eligible - 1)
+    return max(0, min(faults(num_voters) + 1, num_eligible - 1))
 
 
 def psi_acks(num_replicas: int, num_eligible: int) -> int:
     """Acks of others that a psi piece needs: the aggregators of its part."""
-    return min(num_replicas, num_eligible - 1)
+    return max(0, min(num_replicas, num_eligible - 1))
 
 
 def transfer_budget_ms(
@@ -81,7 +87,7 @@ def transfer_budget_ms(
     Each `resend` without a receipt brings one more acker or aggregator within reach, so a dead one costs that much
     even if the blobs are small (docs/protocol.md, section 3).
     """
-    share = -(-sizes.num_parts * min(num_eligible, num_replicas + 1) // num_eligible)
+    share = -(-sizes.num_parts * min(num_eligible, num_replicas + 1) // max(1, num_eligible))
     total_bytes = (
         sizes.num_shards * sizes.expert_blob_bytes
         + num_members * share * sizes.psi_piece_bytes

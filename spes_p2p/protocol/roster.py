@@ -52,12 +52,14 @@ class RosterChange:
 
 def next_roster(terms: Terms, change: RosterChange) -> tuple[RosterRow, ...]:
     """Rows after the cut, voters included, by peer id."""
+    # A cut in which no member has an item (all have stopped, say) ends nobody's membership: else the run would end.
+    anybody = bool(change.present & set(terms.members))
     rows = []
     for row in terms.head.state.roster:
         if row.peer in change.leaving or row.peer in change.evicted:
             continue
         last_item = terms.round if row.peer in change.present else row.last_item_round
-        if terms.round - last_item >= SILENT_ROUNDS:
+        if anybody and terms.round - last_item >= SILENT_ROUNDS:
             continue
         bases = change.accepted_bases.get(row.peer, ())
         rows.append(

@@ -91,6 +91,7 @@ class RoundMachine:
         self._leaving: _Leaving | None = None
         self._ask_tip_at_ms = now_ms
         self._tip_turn = 0
+        self._num_cuts = 0
         self._journal = dict(journal or {})
         self._effects: list[Effect] = []
         self._open(head, now_ms, [])
@@ -116,6 +117,11 @@ class RoundMachine:
     def leaving(self) -> bool:
         """Whether a proper leave was asked for."""
         return self._leaving is not None
+
+    @property
+    def num_cuts(self) -> int:
+        """How many cuts this peer has named as leader since it started."""
+        return self._num_cuts + self._round.leader.num_cuts
 
     def progress(self, now_ms: int) -> Progress:
         """How far the open round is, for people."""
@@ -233,6 +239,7 @@ class RoundMachine:
             )
         )
         context.effects = []
+        self._num_cuts += self._round.leader.num_cuts
         carried = self._round.left_over(certificate.body)
         self._outbox.expire(head.round - LATE_ROUNDS)
         self._note_leave(certificate, head)

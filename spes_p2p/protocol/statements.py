@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.ports import Verifier
 from spes_p2p.protocol import evidence
-from spes_p2p.protocol.codec import bits, check_signature, statement_hash
+from spes_p2p.protocol.codec import bits, check_signature, statement_hash, unpack_float
 from spes_p2p.protocol.head import Terms
 from spes_p2p.protocol.messages import (
     Ack,
@@ -21,15 +23,35 @@ from spes_p2p.protocol.messages import (
     Join,
     Leave,
     Manifest,
+    Piece,
     Receipt,
     Signed,
+    SignedBody,
     Statement,
 )
-from spes_p2p.protocol.params import LATE_ROUNDS, STATEMENT_ROUNDS
+from spes_p2p.protocol.params import LATE_ROUNDS, MAX_SQUARED_NORM, STATEMENT_ROUNDS
 from spes_p2p.protocol.roster import admitted
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind
 
 STATEMENT_TYPES = (Manifest, Alive, Join, Leave, Claim, Evidence)
+
+
+Slot: TypeAlias = tuple[ItemKind, PeerId, int]
+"""Kind; author, or the accused of evidence; base round of an update, 0 for all else. One item of a cut for each."""
+
+
+def slot_of(signed: Signed) -> Slot:
+    """The slot that a statement fills. Raises RemoteProtocolError for what is no statement."""
+    body = signed.body
+    match body:
+        case Manifest():
+            return ItemKind.UPDATE, signed.peer, body.round
+        case Evidence():
+            return ItemKind.EVIDENCE, evidence.named(body), 0
+        case Alive() | Join() | Leave() | Claim():
+            return kind_of(body), signed.peer, 0
+        case _:
+            raise RemoteProtocolError(signed.peer, f"a {body.tag} is no statement")
 
 
 def kind_of(statement: Statement) -> ItemKind:
@@ -58,6 +80,7 @@ def check_statement(terms: Terms, signed: Signed, verifier: Verifier) -> None:
         raise RemoteProtocolError(peer, f"{body.tag} of another run or epoch")
     if not isinstance(body, Join) and peer not in terms.members:
         raise RemoteProtocolError(peer, f"{body.tag} of a peer that is not a member")
+    check_signature(signed, verifier)
     match body:
         case Manifest():
             _check_manifest(terms, peer, body)
@@ -71,8 +94,8 @@ def check_statement(terms: Terms, signed: Signed, verifier: Verifier) -> None:
             _check_round(terms, peer, body.tag, body.round, STATEMENT_ROUNDS)
         case Evidence():
             _check_round(terms, peer, body.tag, body.round, STATEMENT_ROUNDS)
-            evidence.accused(body, verifier)
-    check_signature(signed, verifier)
+            if evidence.accused(body, verifier) not in terms.members:
+                raise RemoteProtocolError(peer, "evidence against a peer that is not a member")
 
 
 def _check_round(terms: Terms, peer: PeerId, tag: str, round_number: int, past_rounds: int) -> None:
@@ -93,6 +116,19 @@ def _check_manifest(terms: Terms, peer: PeerId, manifest: Manifest) -> None:
         raise RemoteProtocolError(peer, "update does not list its shards once each, ascending")
     if shards and shards[-1] >= terms.head.run.sizes.num_shards:
         raise RemoteProtocolError(peer, f"update has shard {shards[-1]}, which does not exist")
+    for piece in manifest.pieces:
+        _check_piece(terms, peer, piece)
+
+
+def _check_piece(terms: Terms, peer: PeerId, piece: Piece) -> None:
+    """Size and stated norm are such that nothing worse than a refusal can come of them."""
+    sizes = terms.head.run.sizes
+    most = sizes.psi_piece_bytes if piece.kind is PieceKind.PSI else sizes.expert_blob_bytes
+    if piece.size_bytes > most:
+        raise RemoteProtocolError(peer, f"update has a piece of {piece.size_bytes} bytes; {most} are the most")
+    norm = unpack_float(piece.squared_norm)
+    if not (math.isfinite(norm) and 0.0 <= norm <= MAX_SQUARED_NORM):
+        raise RemoteProtocolError(peer, "update states a squared norm that no delta has")
 
 
 def check_receipt(terms: Terms, receipt: Receipt, author: PeerId, manifest: Manifest, verifier: Verifier) -> None:
@@ -154,6 +190,14 @@ class Item:
         return self.signed.body
 
 
+    @property
+    def slot(self) -> Slot:
+        """The slot it takes in the cut; a manifest without receipt takes that of `Alive`."""
+        if self.entry.kind is ItemKind.ALIVE:
+            return ItemKind.ALIVE, self.entry.peer, 0
+        return slot_of(self.signed)
+
+
 def item_sort_key(entry: CutItem) -> tuple[int, bytes, bytes]:
     """Order of the items of a cut."""
     return entry.kind, entry.peer, entry.statement
@@ -166,15 +210,14 @@ def check_cut(terms: Terms, cut: Cut, items: tuple[Item, ...], receipts: Mapping
     keys = [item_sort_key(entry) for entry in cut.items]
     if keys != sorted(set(keys)):
         raise RemoteProtocolError(None, "the items of the cut are not sorted")
-    once: set[tuple[ItemKind, PeerId, int]] = set()
+    once: set[Slot] = set()
     for item in items:
         entry, body = item.entry, item.signed.body
         if statement_hash(item.signed) != entry.statement or item.signed.peer != entry.peer:
             raise RemoteProtocolError(None, "a cut item names another statement")
-        slot = (entry.kind, entry.peer, body.round if entry.kind is ItemKind.UPDATE else 0)
-        if slot in once:
+        if item.slot in once:
             raise RemoteProtocolError(None, "the cut has two items for one slot")
-        once.add(slot)
+        once.add(item.slot)
         if entry.kind is ItemKind.UPDATE:
             row = terms.head.state.row(entry.peer)
             receipt = receipts.get(entry.receipt)
@@ -182,12 +225,12 @@ def check_cut(terms: Terms, cut: Cut, items: tuple[Item, ...], receipts: Mapping
                 raise RemoteProtocolError(None, "an update in the cut has no receipt")
             if row is None or item.manifest.round <= row.base_round:
                 raise RemoteProtocolError(None, "an update in the cut is older than its peer's newest")
-        elif entry.receipt != NO_DIGEST or not _fits(entry.kind, item):
+        elif entry.receipt != NO_DIGEST or not _fits(terms, entry.kind, body):
             raise RemoteProtocolError(None, "a cut item has the wrong kind")
 
 
-def _fits(kind: ItemKind, item: Item) -> bool:
-    body = item.signed.body
+def _fits(terms: Terms, kind: ItemKind, body: SignedBody) -> bool:
     if kind is ItemKind.ALIVE:
-        return isinstance(body, Alive | Manifest)
+        # a manifest of an older round says nothing about this one
+        return isinstance(body, Alive | Manifest) and body.round == terms.round
     return isinstance(body, STATEMENT_TYPES) and kind_of(body) is kind

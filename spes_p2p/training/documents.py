@@ -107,16 +107,30 @@ def _texts(path: Path) -> Iterator[bytes]:
         with path.open("rb") as lines:
             yield from _json_lines(path, lines)
     elif suffix == ".jsonl.zst":
-        zstandard = _library("zstandard", path)
+        yield from _zstd_texts(path)
+    elif suffix == ".parquet":
+        yield from _parquet_texts(path)
+
+
+def _zstd_texts(path: Path) -> Iterator[bytes]:
+    zstandard = _library("zstandard", path)
+    try:
         with path.open("rb") as packed, zstandard.ZstdDecompressor().stream_reader(packed) as raw:
             yield from _json_lines(path, io.BufferedReader(raw))
-    elif suffix == ".parquet":
-        parquet = _library("pyarrow.parquet", path)
+    except zstandard.ZstdError as error:
+        raise DataError(f"{path}: damaged: {error}") from error
+
+
+def _parquet_texts(path: Path) -> Iterator[bytes]:
+    parquet, arrow = _library("pyarrow.parquet", path), _library("pyarrow", path)
+    try:
         file = parquet.ParquetFile(path)
         if "text" not in file.schema_arrow.names:
             raise DataError(f"{path}: has no column `text`")
         for batch in file.iter_batches(columns=["text"]):
-            yield from (_checked(text.encode()) for text in batch.column(0).to_pylist() if text)
+            yield from (_checked(str(text).encode()) for text in batch.column(0).to_pylist() if text)
+    except arrow.ArrowException as error:
+        raise DataError(f"{path}: damaged: {error}") from error
 
 
 def _json_lines(path: Path, lines: IO[bytes]) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ from spes_p2p.testing.training import (
     tiny_run,
     tiny_trainer,
 )
+from spes_p2p.training.arrays import Tensors
 from spes_p2p.training.codecs import decode_expert_blob, psi_piece_values
 from spes_p2p.training.genesis import genesis_start, make_genesis
 from spes_p2p.training.layout import flatten, psi_layout
@@ -131,11 +132,12 @@ def test_loss_falls():
 # ------------------------------------------------------------------------------------------------ between the rounds
 
 
-def published(owned=(0,)) -> tuple[Trainer, MemoryBlobs]:
+def published(owned=(0,)) -> tuple[Trainer, Tensors]:
+    """A trainer that has published round 1, and the values of its first shard as it published them."""
     trainer, store = started(owned), MemoryBlobs()
     trainer.train(3)
-    publish(trainer, store, base)
-    return trainer, store
+    piece = publish(trainer, store, base).experts[0]
+    return trainer, decode_expert_blob(CONFIG, piece.index, store.read(piece.blob))
 
 
 def test_moments_are_kept_across_rounds():
@@ -164,9 +166,8 @@ def test_master_rule_start_takes_the_agreed_value():
 
 
 def test_master_rule_carry_adds_what_rounding_took():
-    trainer, store = published()
+    trainer, public = published()
     trained = trainer.trained(0)
-    public = decode_expert_blob(CONFIG, 0, published_blob(store))
     trainer.load_start(next_round(trainer, masters={0: "carry"}, accepted_update=1, residual="advance"))
     start = dict(genesis_shards(CONFIG))[0]
     expected = {name: start[name] + (trained[name] - public[name]) for name in start}
@@ -174,18 +175,10 @@ def test_master_rule_carry_adds_what_rounding_took():
     assert not same(expected, start)
 
 
-def published_blob(store: MemoryBlobs) -> memoryview:
-    """The one expert blob of a store: psi pieces are of another size."""
-    size = 2 * num_shard_values(TINY_MODEL, 1)
-    blobs = [store.read(blob) for blob in store._whole if store.size_bytes(blob) > size]
-    assert len(blobs) == 1
-    return blobs[0]
-
-
 def test_carry_on_a_start_equal_to_the_published_value_gives_the_trained_value():
-    trainer, store = published()
+    trainer, public = published()
     trained = trainer.trained(0)
-    shards = dict(genesis_shards(CONFIG)) | {0: decode_expert_blob(CONFIG, 0, published_blob(store))}
+    shards = dict(genesis_shards(CONFIG)) | {0: public}
     trainer.load_start(next_round(trainer, shards=shards.items(), masters={0: "carry"}, accepted_update=1))
     for name, values in trainer.trained(0).items():
         np.testing.assert_allclose(values, trained[name], rtol=0, atol=1e-8)

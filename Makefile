@@ -1,0 +1,64 @@
+# Set-up and use of spes-p2p. `make demo` and `make test` do everything that is needed, once, and are quick afterwards.
+#
+#   make demo    a whole swarm on this machine, until its loss has visibly fallen
+#   make test    all tests
+#   make lint    ruff and mypy
+#   make bench   every benchmark of benchmarks/, one after another
+
+PYTHON ?= python3
+VENV ?= .venv
+DEMO_DIR ?= .demo
+DEMO_ARGS ?= --peers 4 --rounds 8 --headless
+# Arguments for pytest, such as `make test ARGS="-k election"`.
+ARGS ?=
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+READY_DEV := $(VENV)/.ready-dev
+
+# A dozen processes share the cores: each of them with one thread is faster than each with all of them.
+export OMP_NUM_THREADS ?= 1
+export MKL_NUM_THREADS ?= 1
+
+.PHONY: demo test lint bench setup clean
+.DELETE_ON_ERROR:
+
+setup: $(READY)
+
+# Makes the virtual environment, again if a broken attempt left one without pip.
+define ensure_venv
+@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "spes-p2p needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }; \
+	$(PYTHON) -m venv --clear $(VENV); }
+endef
+
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+$(READY): pyproject.toml constraints.txt
+	$(ensure_venv)
+	$(INSTALL) -e .
+	@touch $@
+
+$(READY_DEV): pyproject.toml constraints.txt
+	$(ensure_venv)
+	$(INSTALL) -e '.[dev]'
+	@touch $(READY) $@
+
+demo: $(READY)
+	@$(BIN)/spes-p2p demo $(DEMO_ARGS) --dir $(DEMO_DIR) --json $(DEMO_DIR)/summary.json
+
+test: $(READY_DEV)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY_DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY_DEV)
+	@set -e; for claim in benchmarks/[a-z]*.py; do \
+		[ -e "$$claim" ] || continue; echo "== $$claim"; $(BIN)/python "$$claim"; done
+
+clean:
+	rm -rf $(DEMO_DIR) build dist spes_p2p.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov

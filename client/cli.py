@@ -1,0 +1,109 @@
+"""`spes-p2p`: the commands, and what happens when one of them fails."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from spes_p2p import __version__
+from spes_p2p.client.commands import bootstrap, create, demo, identity, join, leave, ledger, status
+from spes_p2p.client.output import complain, say
+from spes_p2p.errors import SpesError
+
+EXIT_INTERRUPTED = 130
+EXIT_USAGE = 2
+EXIT_BUG = 1
+
+app = typer.Typer(
+    help="Train mixture-of-experts language models together with others, without a server.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+run_app = typer.Typer(help="Start runs.", no_args_is_help=True)
+identity_app = typer.Typer(help="This machine's identity.", no_args_is_help=True)
+ledger_app = typer.Typer(help="The certificates that this machine holds.", no_args_is_help=True)
+
+app.command("demo")(demo.demo)
+app.command("bootstrap")(bootstrap.bootstrap)
+app.command("join")(join.join)
+app.command("status")(status.status)
+app.command("leave")(leave.leave)
+run_app.command("create")(create.create)
+identity_app.command("show")(identity.show)
+ledger_app.command("show")(ledger.show)
+app.add_typer(run_app, name="run")
+app.add_typer(identity_app, name="identity")
+app.add_typer(ledger_app, name="ledger")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        say(f"spes-p2p {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error. Goes anywhere.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options of all commands; `run` has taken `--debug` out already, wherever it stood."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; errors become one or two lines on standard error."""
+    debug = "--debug" in arguments
+    rest = [argument for argument in arguments if argument != "--debug"]
+    try:
+        result = app(rest, prog_name="spes-p2p", standalone_mode=False)
+    except typer.TyperException as error:
+        return _usage(error)
+    except SpesError as error:
+        return _failed(error, error.exit_code, debug)
+    except BrokenPipeError:
+        # the reader of our output has gone; without this, Python complains once more while it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BUG
+    except (KeyboardInterrupt, typer.Abort):
+        complain("interrupted")
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        # the last line of defence: whatever it is, a volunteer gets a line and a way to report it
+        return _failed(error, EXIT_BUG, debug)
+    return result if isinstance(result, int) else 0
+
+
+def _usage(error: typer.TyperException) -> int:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "spes-p2p"
+    message = error.format_message()
+    if message.startswith("Usage:"):
+        say(message)
+    else:
+        complain(f"{message.rstrip('.')}; see `{command} --help`")
+    return error.exit_code
+
+
+def _failed(error: Exception, exit_code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    elif isinstance(error, SpesError):
+        complain(str(error))
+    else:
+        complain(f"internal error: {type(error).__name__}: {error}\nRun the command again with --debug to report it.")
+    return exit_code
+
+
+def main() -> NoReturn:
+    """Entry point of the `spes-p2p` script."""
+    sys.exit(run(sys.argv[1:]))

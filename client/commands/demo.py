@@ -1,0 +1,122 @@
+"""`spes-p2p demo`: a whole swarm on this machine."""
+
+from __future__ import annotations
+
+import json as json_module
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from spes_p2p.client.output import bytes_text, complain, say
+from spes_p2p.errors import UsageError
+
+MARK = ".spes-p2p-demo"
+"""Lies in a folder that the demo may empty."""
+
+
+def demo(
+    peers: Annotated[int, typer.Option("--peers", min=1, max=8, help="Number of peers, all founders.")] = 4,
+    rounds: Annotated[int, typer.Option("--rounds", min=2, help="Rounds to certify; the first is for claims.")] = 8,
+    headless: Annotated[bool, typer.Option("--headless", help="Plain lines instead of the terminal UI.")] = False,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures to this file as one JSON object.", metavar="FILE")
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Keep everything in this folder. Default: a temporary one, deleted.", metavar="DIR"),
+    ] = None,
+    baseline: Annotated[bool, typer.Option("--baseline", help="Then train one peer alone, for comparison.")] = False,
+) -> None:
+    """Run a whole swarm on this machine: a bootstrap node and peers that train together on real text.
+
+    Needs nothing but Python and a few minutes. In a terminal, the terminal UI shows one peer; 1 to 9 switch.
+    """
+    _refuse_missing_folder(json)
+    folder = _prepare_folder(directory)
+    try:
+        figures = _run(folder, peers, rounds, headless=headless, baseline=baseline)
+        if json is not None:
+            json.write_text(json_module.dumps(figures, indent=2) + "\n")
+        _say_summary(figures, folder if directory is not None else None, json)
+    finally:
+        if directory is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse_missing_folder(json: Path | None) -> None:
+    """Minutes of work must not end with a file that cannot be written."""
+    if json is None:
+        return
+    try:
+        json.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--json {json}: {error.strerror}") from error
+    if json.is_dir():
+        raise UsageError(f"--json {json}: is a folder; name a file")
+
+
+def _prepare_folder(directory: Path | None) -> Path:
+    """An empty folder: a temporary one, a new one, or an earlier demo's, emptied. Raises UsageError for any other."""
+    if directory is None:
+        return Path(tempfile.mkdtemp(prefix="spes-p2p-demo-"))
+    folder = directory.absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        inside = list(folder.iterdir())
+        if inside and not (folder / MARK).exists():
+            raise UsageError(f"--dir {directory}: is not empty, and not an earlier demo's folder")
+        for path in inside:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        (folder / MARK).touch()
+    except OSError as error:
+        raise UsageError(f"--dir {directory}: {error.strerror}") from error
+    return folder
+
+
+def _run(folder: Path, num_peers: int, num_rounds: int, *, headless: bool, baseline: bool) -> dict[str, Any]:
+    from spes_p2p.client.demo.conduct import conduct, conduct_with_ui
+    from spes_p2p.client.demo.swarm import Plan
+
+    plan = Plan(folder=folder, num_peers=num_peers, num_rounds=num_rounds)
+    stopping = threading.Event()
+
+    def terminated(_signal: int, _frame: FrameType | None) -> None:
+        stopping.set()
+
+    before = signal.signal(signal.SIGTERM, terminated)
+    try:
+        if headless or not (sys.stdin.isatty() and sys.stdout.isatty()):
+            return conduct(plan, complain, stopping, baseline=baseline)
+        return conduct_with_ui(plan, stopping, baseline=baseline)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _say_summary(figures: dict[str, Any], folder: Path | None, json: Path | None) -> None:
+    say(f"rounds certified   {figures['rounds_certified']} ({figures['tentative']} tentative)")
+    say(f"held-out loss      {figures['val_loss_first']:.3f} -> {figures['val_loss_last']:.3f} nats per byte")
+    if "baseline_loss" in figures:
+        say(f"one peer alone     {figures['baseline_loss']:.3f} nats per byte")
+    say(f"updates, tokens    {figures['updates_included']}, {figures['tokens_trained']:,}")
+    say(f"served             {figures['leaders_used']} leaders, {figures['aggregators_used']} aggregators")
+    say(f"merges applied     {figures['merges_applied']}")
+    say(f"same bits          {'yes' if figures['psi_digest_equal'] else 'NO'}")
+    say(
+        f"traffic, all peers {bytes_text(figures['bytes_sent'])} sent, {bytes_text(figures['bytes_received'])} received"
+    )
+    say(f"time               {figures['seconds_to_first_certificate']:.0f} s to the first certificate, ")
+    say(f"                   {figures['seconds_total']:.0f} s in all")
+    if folder is not None:
+        say(f"everything is in   {folder}; try `spes-p2p ledger show --data-dir {folder / 'peer-1'}`")
+    if json is not None:
+        say(f"figures            {json}")

@@ -1,0 +1,137 @@
+"""`spes-p2p join`: take part in a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spes_p2p.client import folders
+from spes_p2p.client.commands.options import Announce, Bootstrap, Data, DataDir, Listen, LogJson, Run, Tied
+from spes_p2p.client.gpu import CPU, choose_device
+from spes_p2p.client.output import complain
+from spes_p2p.client.settings import Choices, choose, from_flags, node_config
+from spes_p2p.client.tie import tie_to_parent
+from spes_p2p.config import NodeConfig
+from spes_p2p.errors import LinkError, UsageError
+from spes_p2p.network.addresses import parse_announce_address, parse_listen_address, parse_peer_address
+from spes_p2p.network.link import InviteLink, format_link, parse_link
+
+
+def join(
+    link: Annotated[str | None, typer.Argument(help="Invite link of the run.", show_default=False)] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="Number of a GPU, or none (CPU). Default: the first one, if any.")
+    ] = None,
+    data: Data = None,
+    listen: Listen = None,
+    announce: Announce = None,
+    bootstrap: Bootstrap = None,
+    data_dir: DataDir = None,
+    run: Run = None,
+    capacity: Annotated[int | None, typer.Option("--capacity", help="Most expert shards to own.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="CPU threads of the trainer. Default: 1.")] = None,
+    frozen_format: Annotated[
+        str | None, typer.Option("--frozen-format", help="How others' experts are stored: fp32 or bf16.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Train until this round is certified, then only serve.")
+    ] = None,
+    headless: Annotated[bool, typer.Option("--headless", help="No terminal UI: log lines instead.")] = False,
+    log_json: LogJson = False,
+    tied: Tied = False,
+) -> int:
+    """Take part in a run: get the model, claim expert shards, train, and publish an update every round.
+
+    Without LINK: --run, then SPES_RUN, then the run that this machine joined last. In a terminal it opens the terminal
+    UI; elsewhere, or with --headless, it prints log lines. Ctrl-C once leaves properly, twice ends now.
+    """
+    flags = from_flags(
+        data_dir=data_dir,
+        run=run,
+        gpu=gpu,
+        data=data,
+        listen=listen,
+        announce=announce,
+        bootstrap=bootstrap,
+        capacity=capacity,
+        threads=threads,
+        frozen_format=frozen_format,
+        rounds=rounds,
+    )
+    choices = _checked_addresses(choose(flags))
+    invite = parse_link(link) if link is not None else find_link(choices)
+    if choices.bootstrap:
+        # an address given by hand is tried first: it is the newest news
+        merged = tuple(dict.fromkeys([*choices.bootstrap, *invite.bootstrap]))
+        invite = InviteLink(run=invite.run, bootstrap=merged, invite_seed=invite.invite_seed)
+    folder = folders.folder_for(invite.run.hex(), choices.data_dir)
+    device = choose_device(choices.gpu)
+    config = node_config(choices, data_dir=folder.absolute(), device=device, invite_seed=invite.invite_seed)
+    folders.remember(folder, format_link(invite))
+    if device == CPU and choices.gpu is None:
+        complain("no usable GPU: training on the CPU (--gpu none says so without asking)")
+    if tied:
+        tie_to_parent()
+    if headless or log_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return _run_headless(config, invite, as_json=log_json)
+    return _run_with_ui(config, invite)
+
+
+def find_link(choices: Choices) -> InviteLink:
+    """Without a link as argument: that of --run or SPES_RUN, or of the run joined last. Raises UsageError."""
+    if choices.run is not None and not _looks_like_run_id(choices.run):
+        return parse_link(choices.run)
+    folder = choices.data_dir if choices.run is None else None
+    if folder is None or not folder.is_dir():
+        folder = folders.find_folder(None, choices.run)
+    saved = folders.saved_link(folder)
+    if saved is None:
+        raise UsageError("no run to join: give the invite link, such as `spes-p2p join spes-p2p:...`")
+    try:
+        return parse_link(saved)
+    except LinkError as error:
+        raise LinkError(f"{folder / folders.LINK_FILE}: {error}") from error
+
+
+def _looks_like_run_id(text: str) -> bool:
+    return 0 < len(text) <= 64 and set(text) <= set("0123456789abcdef")
+
+
+def _checked_addresses(choices: Choices) -> Choices:
+    """The same with canonical addresses. Raises AddressError that names the token that is wrong."""
+    checked: dict[str, tuple[str, ...]] = {}
+    if choices.listen:
+        checked["listen"] = tuple(map(parse_listen_address, choices.listen))
+    if choices.announce:
+        checked["announce"] = tuple(map(parse_announce_address, choices.announce))
+    if choices.bootstrap:
+        checked["bootstrap"] = tuple(parse_peer_address(text).text for text in choices.bootstrap)
+    return choices.model_copy(update=checked)
+
+
+def _run_headless(config: NodeConfig, invite: InviteLink, *, as_json: bool) -> int:
+    from spes_p2p.client.foreground import run_in_foreground
+    from spes_p2p.client.logs import set_up
+
+    return run_in_foreground(config, invite, set_up(as_json=as_json))
+
+
+def _run_with_ui(config: NodeConfig, invite: InviteLink) -> int:
+    from spes_p2p.client.node_process import NodeProcess
+    from spes_p2p.client.ui.app import SwarmApp
+    from spes_p2p.client.ui.feed import ControlFeed
+    from spes_p2p.node.files import LOG_FILE
+
+    log_file: Path = config.data_dir / LOG_FILE
+    process = NodeProcess(config, format_link(invite), log_file)
+    try:
+        SwarmApp([ControlFeed(config.data_dir, pid=process.pid, exit_code=process.exit_code)]).run()
+    finally:
+        exit_code = process.close()
+    if exit_code != 0:
+        complain(process.last_lines())
+        complain(f"(all of it: {log_file})")
+    return exit_code

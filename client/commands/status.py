@@ -1,0 +1,64 @@
+"""`spes-p2p status`: what the node on this machine is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from spes_p2p.client import folders
+from spes_p2p.client.commands.options import DataDir, Json, Run
+from spes_p2p.client.output import bytes_text, duration_text, say, short_peer
+from spes_p2p.client.settings import choose, from_flags
+from spes_p2p.node.control_client import read_snapshot
+from spes_p2p.node.snapshot import NodeSnapshot
+
+
+def status(data_dir: DataDir = None, run: Run = None, json: Json = False) -> None:
+    """Show what the node on this machine is doing."""
+    choices = choose(from_flags(data_dir=data_dir, run=run))
+    snapshot = read_snapshot(folders.find_folder(choices.data_dir, choices.run))
+    if json:
+        say(msgspec.json.format(msgspec.json.encode(snapshot)).decode())
+        return
+    for line in status_lines(snapshot):
+        say(line)
+
+
+def status_lines(snapshot: NodeSnapshot) -> Iterator[str]:
+    """A snapshot for people, one fact a line."""
+    role = "voter" if snapshot.voter else "member" if snapshot.member else "not a member yet"
+    yield f"run        {snapshot.run_name} ({snapshot.run_id[:12]})"
+    yield f"peer       {snapshot.peer} ({role}{', leaving' if snapshot.leaving else ''})"
+    yield f"up         {duration_text(snapshot.started_ms_ago)}"
+    yield f"certified  round {snapshot.certified_round}"
+    yield f"round      {snapshot.round.number}: {round_text(snapshot)}"
+    mine = [str(view.shard) for view in snapshot.shards if view.mine]
+    orphans = [str(view.shard) for view in snapshot.shards if not view.owners]
+    yield f"shards     {', '.join(mine) or 'none'} of {len(snapshot.shards)}{_orphans(orphans)}"
+    learning = snapshot.learning
+    if learning.val_curve:
+        number, loss = learning.val_curve[-1]
+        yield f"held-out   {loss:.3f} nats per byte after round {number}"
+    yield f"training   {learning.tokens_per_s:,.0f} tokens/s, {learning.tokens_total:,} tokens certified"
+    network = snapshot.network
+    connected = sum(1 for peer in network.peers if peer.connected and not peer.me)
+    yield f"peers      {len(network.peers)} members, {connected} connected"
+    yield f"traffic    {bytes_text(network.bytes_sent)} sent, {bytes_text(network.bytes_received)} received"
+    yield f"machine    {snapshot.machine.device}, {bytes_text(snapshot.machine.memory_bytes)} in use"
+
+
+def round_text(snapshot: NodeSnapshot) -> str:
+    """The open phase in words, with its detail, the leader and what is waited for."""
+    view = snapshot.round
+    parts = [str(view.phase)]
+    parts += [phase.detail for phase in view.phases if phase.name == view.phase and phase.detail]
+    if view.leader:
+        parts.append(f"leader {short_peer(view.leader)}")
+    if view.waiting_for:
+        parts.append(f"waiting for {view.waiting_for}")
+    return ", ".join(parts)
+
+
+def _orphans(orphans: list[str]) -> str:
+    return f" (orphans: {', '.join(orphans)})" if orphans else ""

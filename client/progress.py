@@ -1,0 +1,54 @@
+"""A running node as plain lines: its log, one line per phase, one per certificate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import structlog
+
+from spes_p2p.client.commands.status import round_text
+from spes_p2p.client.logs import LEVELS
+from spes_p2p.node.control import NodeHandle
+from spes_p2p.node.snapshot import NodeSnapshot
+
+LOOK_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class Progress:
+    """Turns successive looks at a node into lines. Each log line, phase and certificate is told once."""
+
+    log: structlog.typing.FilteringBoundLogger
+    _last_event: int = 0
+    _phase: tuple[int, str, str] = field(default=(-1, "", ""))
+    _certified: int = -1
+
+    def look(self, handle: NodeHandle) -> None:
+        """Tell what is new since the last look."""
+        for event in handle.events(self._last_event):
+            self._last_event = max(self._last_event, event.number)
+            self.log.log(LEVELS[event.level], event.text)
+        snapshot = handle.snapshot()
+        if snapshot.certified_round > self._certified:
+            if self._certified >= 0:
+                self._tell_certificate(snapshot)
+            self._certified = snapshot.certified_round
+        view = snapshot.round
+        phase = (view.number, view.phase, view.waiting_for)
+        if phase != self._phase:
+            self._phase = phase
+            self.log.info(f"round {view.number}: {round_text(snapshot)}", round=view.number, phase=view.phase)
+
+    async def follow(self, handle: NodeHandle) -> None:
+        """Look whenever something changes, until cancelled."""
+        while True:
+            self.look(handle)
+            await handle.wait_change(self._last_event, LOOK_EVERY_S)
+
+    def _tell_certificate(self, snapshot: NodeSnapshot) -> None:
+        learning = snapshot.learning
+        mine = [view.shard for view in snapshot.shards if view.mine]
+        facts = {"shards": mine, "tokens_total": learning.tokens_total}
+        if learning.val_curve:
+            facts["val_round"], facts["val_loss"] = learning.val_curve[-1][0], round(learning.val_curve[-1][1], 4)
+        self.log.info(f"round {snapshot.certified_round} certified", certified=snapshot.certified_round, **facts)

@@ -1,0 +1,124 @@
+"""Flags, then the environment, then a file, then defaults: into one frozen NodeConfig.
+
+    flag            environment         key of the file
+    --data-dir      SPES_DATA_DIR       data_dir
+    --run           SPES_RUN            run
+    --gpu           SPES_GPU            gpu
+    --data          SPES_DATA           data            several: separated like PATH
+    --listen        SPES_LISTEN         listen          several: separated by spaces
+    --announce      SPES_ANNOUNCE       announce        several: separated by spaces
+    --bootstrap     SPES_BOOTSTRAP      bootstrap       several: separated by spaces
+    --capacity      SPES_CAPACITY       capacity
+    --threads       SPES_THREADS        threads
+    --frozen-format SPES_FROZEN_FORMAT  frozen_format
+
+The file is `config.toml` in the user's configuration folder, or the one that SPES_CONFIG names. A list from a higher
+place replaces the whole list of a lower one.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, PositiveInt, ValidationError
+
+from spes_p2p.client import folders
+from spes_p2p.config import Frozen, NodeConfig, first_problem
+from spes_p2p.errors import ConfigError, DataError
+from spes_p2p.training.documents import find_files
+
+PREFIX = "SPES_"
+_MANY_WORDS = frozenset({"listen", "announce", "bootstrap"})
+
+
+class Choices(Frozen):
+    """What one place (flags, environment or file) says; None: nothing."""
+
+    data_dir: Path | None = None
+    run: str | None = None
+    gpu: str | None = None
+    data: tuple[Path, ...] | None = None
+    listen: tuple[str, ...] | None = None
+    announce: tuple[str, ...] | None = None
+    bootstrap: tuple[str, ...] | None = None
+    capacity: PositiveInt | None = None
+    threads: PositiveInt | None = None
+    frozen_format: Literal["fp32", "bf16"] | None = None
+    rounds: int | None = Field(default=None, ge=1)
+    """Only a flag: it means one start, not a habit."""
+
+
+def from_flags(**flags: Any) -> Choices:
+    """Choices of the command line; empty lists count as nothing. Raises ConfigError that names the flag."""
+    given = {key: value for key, value in flags.items() if value not in (None, [], ())}
+    try:
+        return Choices.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError(f"--{first_problem(error).replace('_', '-', 1)}") from error
+
+
+def from_environment(environment: Mapping[str, str]) -> Choices:
+    """Choices of the environment. Raises ConfigError that names the variable."""
+    given: dict[str, Any] = {}
+    for key in Choices.model_fields:
+        text = environment.get(PREFIX + key.upper(), "")
+        if not text or key == "rounds":
+            continue
+        given[key] = text.split() if key in _MANY_WORDS else text.split(os.pathsep) if key == "data" else text
+    try:
+        return Choices.model_validate(given)
+    except ValidationError as error:
+        where, _, what = first_problem(error).partition(":")
+        raise ConfigError(f"environment variable {PREFIX}{where.split('.')[0].upper()}:{what}") from error
+
+
+def from_file(path: Path, *, required: bool) -> Choices:
+    """Choices of a TOML file. A missing file says nothing unless it is `required`. Raises ConfigError."""
+    try:
+        return Choices.model_validate(tomllib.loads(path.read_text()))
+    except FileNotFoundError as error:
+        if required:
+            raise ConfigError(f"{path}: no such file") from error
+        return Choices()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {first_problem(error)}") from error
+
+
+def choose(flags: Choices, environment: Mapping[str, str] | None = None) -> Choices:
+    """The choices of all places, the highest place first. Raises ConfigError."""
+    variables = os.environ if environment is None else environment
+    named = variables.get(f"{PREFIX}CONFIG", "")
+    file = from_file(Path(named) if named else folders.config_file(), required=bool(named))
+    merged: dict[str, Any] = {}
+    for place in (file, from_environment(variables), flags):
+        merged |= {key: value for key, value in place if value is not None}
+    return Choices.model_validate(merged)
+
+
+def node_config(choices: Choices, *, data_dir: Path, device: str, invite_seed: bytes | None) -> NodeConfig:
+    """The frozen configuration of one node. Raises ConfigError, and DataError for text that is not there."""
+    given = choices.model_dump(exclude_none=True, exclude={"data_dir", "run", "gpu", "rounds", "data"})
+    if choices.rounds is not None:
+        given["stop_after_round"] = choices.rounds
+    given |= {"data_dir": data_dir, "device": device, "invite_seed": invite_seed}
+    try:
+        return NodeConfig.model_validate({**given, "data": data_paths(choices.data or ())})
+    except ValidationError as error:
+        raise ConfigError(first_problem(error)) from error
+
+
+def data_paths(given: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Files, folders and globs, absolute. Raises DataError if one of them names no readable text."""
+    paths = tuple(path.expanduser().absolute() for path in given)
+    for file in find_files(paths):
+        if not os.access(file, os.R_OK):
+            raise DataError(f"{file}: no permission to read it")
+    return paths

@@ -1,0 +1,1 @@
+"""The terminal UI: a function of NodeSnapshot, fed by a node's local API."""

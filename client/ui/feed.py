@@ -1,0 +1,77 @@
+"""Where the UI's snapshots come from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Protocol
+
+from spes_p2p.errors import UnreachableError
+from spes_p2p.node import control_client
+from spes_p2p.node.snapshot import LogEvent, NodeSnapshot
+
+
+class Feed(Protocol):
+    """One node to look at."""
+
+    @property
+    def name(self) -> str:
+        """What the UI calls it, such as `peer 2`; empty if there is only one."""
+        ...
+
+    def updates(self, after: int) -> AsyncIterator[NodeSnapshot | LogEvent]:
+        """Snapshots as they change and log lines numbered above `after`. Raises SpesError when the node is silent."""
+        ...
+
+    async def leave(self) -> None:
+        """Ask the node to leave properly. Raises SpesError when it does not answer."""
+        ...
+
+    def exit_code(self) -> int | None:
+        """How the node ended; None while it runs, or if nobody can know."""
+        ...
+
+
+class ControlFeed:
+    """A node in another process, through its local API: if it hangs, the UI does not."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        name: str = "",
+        pid: int | None = None,
+        exit_code: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self._data_dir = data_dir
+        self._name = name
+        self._pid = pid
+        self._exit_code = exit_code
+
+    @property
+    def name(self) -> str:
+        """What the UI calls it."""
+        return self._name
+
+    async def updates(self, after: int) -> AsyncIterator[NodeSnapshot | LogEvent]:
+        """See `Feed`."""
+        if self._pid is not None and self._running_pid() != self._pid:
+            raise UnreachableError("the node is starting")
+        async for update in control_client.stream(self._data_dir, after):
+            yield update
+
+    def _running_pid(self) -> int | None:
+        """Whose `control.json` lies in the folder: until the node has begun, an earlier start's, or nobody's."""
+        try:
+            return control_client.find_control(self._data_dir).pid
+        except UnreachableError:
+            return None
+
+    async def leave(self) -> None:
+        """See `Feed`."""
+        await asyncio.to_thread(control_client.request_leave, self._data_dir)
+
+    def exit_code(self) -> int | None:
+        """See `Feed`."""
+        return self._exit_code()

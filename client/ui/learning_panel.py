@@ -1,0 +1,71 @@
+"""Whether it learns: the loss of this peer's training, and the run's on the held-out set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.reactive import reactive
+from textual_plotext import PlotextPlot
+
+from spes_p2p.client.ui.learning_line import LearningLine
+from spes_p2p.node.snapshot import NodeSnapshot
+
+AXES_ROWS = 8
+"""A plot lower than this has no room for a title and axes."""
+
+
+class LossPlot(PlotextPlot):
+    """One curve."""
+
+    def __init__(self, title: str, *, id: str) -> None:
+        super().__init__(id=id)
+        self._title = title
+        self._points: Sequence[tuple[int, float]] = ()
+
+    def show(self, points: Sequence[tuple[int, float]]) -> None:
+        """Draw the points; a single one is shown as a dot."""
+        self._points = points
+        self._draw()
+
+    def on_resize(self) -> None:
+        """More room, more axes."""
+        self._draw()
+
+    def _draw(self) -> None:
+        roomy = self.size.height >= AXES_ROWS
+        self.plt.clear_data()
+        self.plt.title(self._title if roomy else "")
+        self.plt.frame(roomy)
+        self.plt.xaxes(roomy, roomy)
+        if self._points:
+            xs, ys = [float(x) for x, _ in self._points], [y for _, y in self._points]
+            if len(self._points) == 1:
+                self.plt.scatter(xs, ys, marker="dot")
+            else:
+                self.plt.plot(xs, ys, marker="braille")
+        self.refresh()
+
+
+class LearningPanel(Vertical):
+    """This peer's curve, the run's curve where there is room, and the figures below."""
+
+    BORDER_TITLE = "Learning"
+
+    snapshot: reactive[NodeSnapshot | None] = reactive(None)
+
+    def compose(self) -> ComposeResult:
+        """Two plots and a line."""
+        with Horizontal():
+            yield LossPlot("training, nats by step", id="training-loss")
+            yield LossPlot("held-out, nats by round", id="held-out-loss")
+        yield LearningLine().data_bind(LearningPanel.snapshot)
+
+    def watch_snapshot(self, snapshot: NodeSnapshot | None) -> None:
+        """Redraw."""
+        if snapshot is None:
+            return
+        learning = snapshot.learning
+        self.query_one("#training-loss", LossPlot).show(learning.loss_curve)
+        self.query_one("#held-out-loss", LossPlot).show(learning.val_curve)

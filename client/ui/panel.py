@@ -1,0 +1,36 @@
+"""What all panels have in common: a title, and a text that is a function of the snapshot."""
+
+from __future__ import annotations
+
+from textual.content import Content
+from textual.reactive import reactive
+from textual.widgets import Static
+
+from spes_p2p.node.snapshot import NodeSnapshot
+
+
+class Panel(Static):
+    """Shows `draw(snapshot)`, and nothing before the first snapshot."""
+
+    snapshot: reactive[NodeSnapshot | None] = reactive(None)
+
+    def render(self) -> Content:
+        """The panel's text at its present size."""
+        if self.snapshot is None:
+            return Content("")
+        return Content("\n").join(self.draw(self.snapshot, self.size.width, self.size.height))
+
+    def draw(self, snapshot: NodeSnapshot, width: int, height: int) -> list[Content]:
+        """Lines for a panel of that many cells. Each panel says its own."""
+        raise NotImplementedError
+
+
+def bar(progress: float, width: int) -> str:
+    """A progress bar of `width` cells; only a finished one is full."""
+    filled = width if progress >= 1 else min(int(max(progress, 0.0) * width), width - 1)
+    return "█" * filled + "░" * (width - filled)
+
+
+def fit(text: str, width: int) -> str:
+    """The text cut to `width` cells, with an ellipsis where it was cut."""
+    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"

@@ -1,0 +1,48 @@
+"""The line above the keys: is it working, and what does it wait for."""
+
+from __future__ import annotations
+
+from textual.content import Content
+from textual.reactive import reactive
+from textual.widgets import Static
+
+from spes_p2p.client.output import bytes_text
+from spes_p2p.client.ui.panel import fit
+from spes_p2p.node.snapshot import NodeSnapshot
+
+QUIET_S = 3
+"""A node that has said nothing for so long is worth a word."""
+
+
+class StatusLine(Static):
+    """State of the node, or what is wrong with the connection to it."""
+
+    snapshot: reactive[NodeSnapshot | None] = reactive(None)
+    feed_name: reactive[str] = reactive("")
+    problem: reactive[str] = reactive("")
+    silent_s: reactive[int] = reactive(0)
+
+    def render(self) -> Content:
+        """One line."""
+        text = status_text(self.snapshot, self.problem, self.silent_s)
+        name = f"{self.feed_name}: " if self.feed_name else ""
+        worried = self.silent_s >= QUIET_S or bool(self.problem)
+        return Content.styled(fit(name + text, self.size.width), "bold $text-warning" if worried else "")
+
+
+def status_text(snapshot: NodeSnapshot | None, problem: str, silent_s: int) -> str:
+    """What the line says, without the name of the node."""
+    if snapshot is None:
+        return problem or "waiting for the node"
+    if problem or silent_s >= QUIET_S:
+        return f"no news from the node for {silent_s} s" + (f" ({problem})" if problem else "")
+    parts = [
+        "leaving" if snapshot.leaving else "voter" if snapshot.voter else "member" if snapshot.member else "joining"
+    ]
+    parts.append(f"round {snapshot.certified_round} certified")
+    if snapshot.round.waiting_for:
+        parts.append(f"waiting for {snapshot.round.waiting_for}")
+    parts.append(f"{snapshot.machine.device} {bytes_text(snapshot.machine.memory_bytes)}")
+    if snapshot.machine.trainer_restarts:
+        parts.append(f"trainer restarted {snapshot.machine.trainer_restarts} times")
+    return " · ".join(parts)

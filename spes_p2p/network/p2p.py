@@ -1,0 +1,315 @@
+"""libp2p's daemon under our guards: start, dial, streams, and an end on every way out.
+
+`Daemon` is hivemind's `P2P` with what it has no argument for: the relay service on or off, private sockets, its own
+words when it fails, no share in the terminal's Ctrl-C, death with its parent. The DHT runs on it unchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import math
+import os
+import sys
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from multiaddr import Multiaddr  # type: ignore[import-untyped]  # ships no types
+
+from spes_p2p.crypto import peer_from_text, peer_text
+from spes_p2p.errors import MachineError, RemoteProtocolError, TransportError
+from spes_p2p.ids import PeerId
+from spes_p2p.network import guards, launch
+from spes_p2p.network.addresses import is_loopback
+from spes_p2p.network.guards import (
+    P2P,
+    Client,
+    DaemonMultiaddr,
+    DHTNode,
+    DHTRecord,
+    P2PContext,
+    PeerID,
+    RecordValidatorBase,
+    StreamInfo,
+    daemon_package,
+    p2pd_pb2,
+    read_pbmsg_safe,
+    write_pbmsg,
+)
+from spes_p2p.network.ports import check_ports_free
+from spes_p2p.network.sockets import SocketFolder
+
+__all__ = ["DHTNode", "DHTRecord", "Daemon", "DaemonOptions", "RecordValidatorBase", "StreamHandler", "libp2p_id"]
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 5.0
+_NUM_WORDS = 20
+
+StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+"""Serves one incoming stream of an authenticated peer; the stream is closed when it returns."""
+
+logger = logging.getLogger(__name__)
+
+_running: weakref.WeakSet[Daemon] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonOptions:
+    """How libp2p's daemon shall run. Addresses are checked ones (see `addresses`)."""
+
+    identity_path: Path
+    listen: tuple[str, ...]
+    announce: tuple[str, ...] = ()
+    relay_service: bool = False
+    """Carry other peers' traffic: bootstrap nodes only."""
+    relays: tuple[str, ...] = ()
+    """Peers that may be asked to relay to this node when it cannot be reached directly."""
+
+
+def libp2p_id(peer: PeerId) -> PeerID:
+    """hivemind's form of a peer id."""
+    return PeerID.from_base58(peer_text(peer))
+
+
+class Daemon(P2P):  # type: ignore[misc]  # hivemind ships no types
+    """One `p2pd` process and the connection to it. Made by `start`, ended by `stop`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._words: deque[str] = deque(maxlen=_NUM_WORDS)
+        self._sockets = SocketFolder()
+        self._daemon_listen_maddr = DaemonMultiaddr(f"/unix{self._sockets.path}/daemon.sock")
+        self._client_listen_maddr = DaemonMultiaddr(f"/unix{self._sockets.path}/node.sock")
+        self._limit = guards.StreamLimit()
+        self._call_limit = guards.StreamLimit()
+        self._streams: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+
+    @classmethod
+    async def start(cls, options: DaemonOptions) -> Daemon:
+        """Start the daemon and wait until it listens, at most 60 s.
+
+        Raises MachineError if a port is taken or the daemon does not start, with the daemon's own words.
+        """
+        check_ports_free(options.listen)
+        self = cls()
+        _running.add(self)
+        try:
+            with as_file(files(daemon_package) / "p2pd") as program:
+                await self._launch(program, options)
+            self._client = await Client.create(
+                control_maddr=self._daemon_listen_maddr, listen_maddr=self._client_listen_maddr
+            )
+            await self._ping_daemon()
+        except OSError as error:
+            await self.stop()
+            raise MachineError(f"the network daemon does not start: {error}") from error
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def _launch(self, program: Path, options: DaemonOptions) -> None:
+        arguments = daemon_arguments(options, str(self._daemon_listen_maddr))
+        environment = {**os.environ, "GOLOG_LOG_LEVEL": "error", "GOLOG_LOG_FMT": "json"}
+        self._child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), str(program), *arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=environment,
+            process_group=0,  # a Ctrl-C in the terminal is for the node, which then leaves properly
+        )
+        self._alive = True
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._reader_task = asyncio.create_task(self._read_outputs(ready))
+        try:
+            await asyncio.wait_for(asyncio.shield(ready), START_TIMEOUT_S)
+        except TimeoutError as error:
+            raise MachineError(
+                f"the network daemon did not start within {START_TIMEOUT_S:.0f} s; it said: {self.words}"
+            ) from error
+
+    async def _read_outputs(self, ready: asyncio.Future[None]) -> None:
+        """Keep the daemon's latest words; tell `ready` when it listens, or why it ended before."""
+        output: asyncio.StreamReader = self._child.stdout  # type: ignore[assignment]  # piped: never None
+        while line := await output.readline():
+            text = line.decode(errors="replace").rstrip()
+            self._words.append(text)
+            if text.startswith("Peer ID:") and not ready.done():
+                ready.set_result(None)
+        self._ended.set()
+        if not ready.done():
+            ready.set_exception(MachineError(f"the network daemon did not start: {self.words}"))
+
+    @property
+    def words(self) -> str:
+        """The last thing the daemon said that a person can read."""
+        readable = [line for line in self._words if line and not line.startswith(("\t", "goroutine", "main."))]
+        return readable[-1] if readable else "nothing"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the daemon."""
+        return int(self._child.pid)
+
+    async def wait_ended(self) -> str:
+        """Return the daemon's last words once it has ended, by itself or by `stop`."""
+        await self._ended.wait()
+        return self.words
+
+    async def stop(self) -> None:
+        """End all streams and the daemon, by force if it does not listen to reason; nothing is left running."""
+        streams = tuple(self._streams)
+        helpers = [task for task in (self._reader_task, self._listen_task) if task is not None]
+        for task in streams:
+            task.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+        self._terminate()
+        if self._child is not None:
+            try:
+                await asyncio.wait_for(self._child.wait(), STOP_TIMEOUT_S)
+            except TimeoutError:
+                self._child.kill()
+                await self._child.wait()
+        await asyncio.gather(*helpers, return_exceptions=True)
+        self._ended.set()
+        self._sockets.close()
+        _running.discard(self)
+
+    def kill(self) -> None:
+        """End the daemon at once, without an event loop: for the interpreter's exit."""
+        if self._child is not None and self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child.pid, 9)
+        self._sockets.close()
+
+    async def addresses(self) -> tuple[str, ...]:
+        """Where this node listens or is seen, each with its peer id; loopback only if there is nothing else."""
+        _, maddrs = await self._client.identify()
+        texts = [f"{Multiaddr(maddr.to_bytes())}/p2p/{self.peer_id}" for maddr in maddrs]
+        texts = [text for text in texts if text.split("/")[1] in ("ip4", "ip6", "dns", "dns4", "dns6")]
+        return tuple([text for text in texts if text.startswith("/dns") or not is_loopback(text)] or texts)
+
+    async def dial(self, peer: PeerId, routes: Iterable[str], timeout_s: float) -> None:
+        """Connect to a peer, through `routes` (without peer id) or what the daemon knows. Raises TransportError."""
+        connect = p2pd_pb2.ConnectRequest(
+            peer=libp2p_id(peer).to_bytes(),
+            addrs=[Multiaddr(route).to_bytes() for route in routes],
+            timeout=math.ceil(timeout_s),
+        )
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=connect)
+        _, writer = await self._ask(peer, request, timeout_s)
+        writer.close()
+
+    async def open_stream(
+        self, peer: PeerId, name: str, timeout_s: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a stream of protocol `name` to a peer that is connected or can be found. Raises TransportError."""
+        stream = p2pd_pb2.StreamOpenRequest(peer=libp2p_id(peer).to_bytes(), proto=[name], timeout=math.ceil(timeout_s))
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=stream)
+        return await self._ask(peer, request, timeout_s)
+
+    async def _ask(
+        self, peer: PeerId, request: p2pd_pb2.Request, timeout_s: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Send the daemon a request about a peer over a connection of its own, which is closed unless it succeeds.
+
+        hivemind's own calls leave it open when they fail or are cancelled.
+        """
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await self._client.control.daemon_connector.open_connection()
+                await write_pbmsg(writer, request)
+                response = p2pd_pb2.Response()
+                await read_pbmsg_safe(reader, response)
+            if response.type == p2pd_pb2.Response.ERROR:
+                raise TransportError(f"cannot reach {peer_text(peer)}: {_one_line(response.error.msg)}")
+        except BaseException as error:
+            if writer is not None:
+                writer.close()
+            if isinstance(error, TimeoutError):
+                raise TransportError(f"cannot reach {peer_text(peer)}: no answer within {timeout_s:.0f} s") from error
+            if isinstance(error, OSError | EOFError):
+                raise TransportError("the network daemon has gone") from error
+            raise
+        return reader, writer
+
+    async def serve_stream(self, name: str, handler: StreamHandler) -> None:
+        """Let `handler` serve incoming streams of protocol `name`, at most 64 of a peer at once over all protocols."""
+
+        async def serve(info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            if task is not None:
+                self._streams.add(task)
+                task.add_done_callback(self._streams.discard)
+            with contextlib.closing(writer), contextlib.suppress(asyncio.CancelledError):  # cancelled: by `stop`
+                try:
+                    peer = peer_from_text(info.peer_id.to_base58())
+                    with self._limit.of(peer):
+                        await handler(peer, reader, writer)
+                except (ValueError, RemoteProtocolError) as error:
+                    logger.info("stream %s of %s closed: %s", name, info.peer_id, error)
+                except (OSError, EOFError) as error:
+                    logger.debug("stream %s of %s broke: %r", name, info.peer_id, error)
+
+        await self.add_binary_stream_handler(name, serve)
+
+    async def _add_protobuf_unary_handler(
+        self,
+        handle_name: str,
+        handler: Callable[[object, P2PContext], Awaitable[object]],
+        input_protobuf_type: type,
+        balanced: bool = False,
+    ) -> None:
+        """Bound what a peer may ask of a unary handler (the DHT's): open calls and keys per request."""
+
+        async def guarded(request: object, context: P2PContext) -> object:
+            guards.check_request(request)
+            with self._call_limit.of(PeerId(context.remote_id.to_bytes())):
+                return await handler(request, context)
+
+        await super()._add_protobuf_unary_handler(handle_name, guarded, input_protobuf_type, balanced)
+
+
+def daemon_arguments(options: DaemonOptions, control_address: str) -> list[str]:
+    """The daemon's command line."""
+    local = all(is_loopback(address) for address in options.listen)
+    relays = () if local or options.relay_service else options.relays  # the daemon wants these and -autoRelay together
+    flags: Mapping[str, object] = {
+        "id": options.identity_path,
+        "listen": control_address,
+        "hostAddrs": ",".join(options.listen),
+        "dhtServer": 1,
+        "tls": 1,
+        "connManager": 1,
+        "idleTimeout": "30s",
+        "autonat": 1,
+        "natPortMap": int(not local),
+        "relay": 1,
+        "relayService": int(options.relay_service),
+        "autoRelay": int(bool(relays)),
+        "persistentConnMaxMsgSize": guards.MAX_FRAME_BYTES,
+    }
+    lists = {"announceAddrs": options.announce, "trustedRelays": relays}
+    return [f"-{key}={value}" for key, value in flags.items()] + [
+        f"-{key}={','.join(values)}" for key, values in lists.items() if values
+    ]
+
+
+def _one_line(message: str) -> str:
+    """The daemon's reasons, one per address tried, in one line."""
+    return "; ".join(line.strip(" *") for line in message.splitlines())
+
+
+@atexit.register
+def _kill_all() -> None:
+    for daemon in tuple(_running):
+        daemon.kill()

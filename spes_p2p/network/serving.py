@@ -1,0 +1,100 @@
+"""Blobs for others: ranges of chunks, streamed, with a bound on how many streams are served at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from spes_p2p.digests import CHUNK_BYTES, num_chunks
+from spes_p2p.errors import BlobError, RemoteProtocolError
+from spes_p2p.ids import Digest, PeerId
+from spes_p2p.network.guards import StreamLimit
+from spes_p2p.network.scores import Traffic
+from spes_p2p.network.wire import BlobAnswer, BlobRequest, read_frame, write_frame
+from spes_p2p.ports import BlobStore
+
+MAX_STREAMS = 64
+MAX_STREAMS_PER_PEER = 4
+MAX_CHUNKS = 64
+"""Per request."""
+MAX_REQUEST_BYTES = 128
+IDLE_TIMEOUT_S = 120.0
+WRITE_TIMEOUT_S = 120.0
+"""For one chunk: a receiver slower than 9 KB/s is let go."""
+
+
+class BlobServer:
+    """Serves `BLOB_STREAM` from a store. Each stream gets one chunk at a time, so that all advance alike."""
+
+    def __init__(self, blobs: BlobStore, traffic: Traffic) -> None:
+        self._blobs = blobs
+        self._traffic = traffic
+        self._limit = StreamLimit(MAX_STREAMS_PER_PEER)
+        self._num_streams = 0
+
+    async def serve(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer a peer's requests until it closes the stream or falls silent."""
+        if self._num_streams >= MAX_STREAMS:
+            await self._answer(peer, reader, writer, BlobAnswer(0, "busy"))
+            return
+        self._num_streams += 1
+        try:
+            with self._limit.of(peer):
+                while True:
+                    await self._serve_one(peer, await _read_request(peer, reader), writer)
+        except EOFError:
+            return  # the peer has what it wanted
+        finally:
+            self._num_streams -= 1
+
+    async def _serve_one(self, peer: PeerId, request: BlobRequest, writer: asyncio.StreamWriter) -> None:
+        blob = Digest(request.blob)
+        try:
+            size_bytes = await asyncio.to_thread(self._blobs.size_bytes, blob)
+            chunks = await asyncio.to_thread(self._blobs.chunks, blob) if request.count == 0 else ()
+        except BlobError:
+            await _write(writer, msgspec.msgpack.encode(BlobAnswer(0, "absent")))
+            return
+        if request.count == 0:
+            await _write(writer, msgspec.msgpack.encode(BlobAnswer(size_bytes, "")), b"".join(chunks))
+            return
+        if request.first + request.count > num_chunks(size_bytes):
+            await _write(writer, msgspec.msgpack.encode(BlobAnswer(size_bytes, "malformed")))
+            raise RemoteProtocolError(peer, "asks for chunks that the blob does not have")
+        await _write(writer, msgspec.msgpack.encode(BlobAnswer(size_bytes, "")))
+        for index in range(request.first, request.first + request.count):
+            stop = min((index + 1) * CHUNK_BYTES, size_bytes)
+            chunk = await asyncio.to_thread(self._read, blob, index * CHUNK_BYTES, stop)
+            await _write(writer, chunk)
+            self._traffic.bytes_sent += len(chunk)
+
+    def _read(self, blob: Digest, start: int, stop: int) -> bytes:
+        """In a thread: the disk may be slow, and the copy lets the memory map go."""
+        return bytes(self._blobs.read(blob, start, stop))
+
+    async def _answer(
+        self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: BlobAnswer
+    ) -> None:
+        await _read_request(peer, reader)
+        await _write(writer, msgspec.msgpack.encode(answer))
+        await reader.read(1)  # until the other side, having read the answer, closes
+
+
+async def _read_request(peer: PeerId, reader: asyncio.StreamReader) -> BlobRequest:
+    async with asyncio.timeout(IDLE_TIMEOUT_S):
+        frame = await read_frame(reader, MAX_REQUEST_BYTES, peer)
+    try:
+        request = msgspec.msgpack.decode(frame, type=BlobRequest)
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError(peer, f"malformed request for a blob: {error}") from error
+    if len(request.blob) != 32 or request.first < 0 or not 0 <= request.count <= MAX_CHUNKS:
+        raise RemoteProtocolError(peer, "request for a blob with values out of range")
+    return request
+
+
+async def _write(writer: asyncio.StreamWriter, *frames: bytes) -> None:
+    for frame in frames:
+        write_frame(writer, frame)
+    async with asyncio.timeout(WRITE_TIMEOUT_S):
+        await writer.drain()

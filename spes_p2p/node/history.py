@@ -1,0 +1,116 @@
+"""What a data folder knows of its run: the manifest, and the certified rounds, replayed from the ledger.
+
+Imports neither torch nor hivemind, so that `ledger show` answers at once; works beside a running node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from spes_p2p.crypto import peer_text
+from spes_p2p.errors import LocalStateError, RemoteProtocolError
+from spes_p2p.ids import RoundNumber
+from spes_p2p.node.files import LEDGER_FILE, MANIFEST_FILE
+from spes_p2p.protocol.codec import bits, decode_certificate, decode_signed_run
+from spes_p2p.protocol.head import Head, Terms, genesis_head, next_head
+from spes_p2p.protocol.messages import Certificate, RunManifest, SignedRun
+from spes_p2p.protocol.params import PieceSizes
+from spes_p2p.protocol.wire import ItemKind, RefusalReason
+from spes_p2p.storage.ledger import Ledger
+
+LAST_ROUND = RoundNumber(2**62)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """One certified round, for people and programs."""
+
+    round: int
+    view: int
+    leader: str
+    """Who led the deciding view."""
+    final: bool
+    updates: int
+    """Accepted updates."""
+    tokens: int
+    loss: float
+    """Token-weighted mean training loss of the accepted updates (nats per token)."""
+    merge_alpha: float
+    """0.0: no merge."""
+    owners: dict[int, tuple[str, ...]]
+    psi_digest: str
+    members: tuple[str, ...]
+    kept_parts: int
+
+
+def read_manifest(data_dir: Path) -> SignedRun | None:
+    """The run manifest in a data folder; None if there is none. Raises LocalStateError if it is damaged."""
+    path = data_dir / MANIFEST_FILE
+    try:
+        return decode_signed_run(path.read_bytes()) if path.exists() else None
+    except RemoteProtocolError as error:
+        raise LocalStateError(f"{path} is damaged ({error.reason})\nMove it away: the run's peers have it.") from error
+
+
+def sizes_of_nothing(manifest: RunManifest) -> PieceSizes:
+    """Piece sizes for reading a history, which depends on none of them."""
+    return PieceSizes(
+        expert_blob_bytes=0,
+        psi_piece_bytes=0,
+        part_result_bytes=0,
+        num_parts=len(manifest.parts),
+        num_shards=len(manifest.shards),
+    )
+
+
+def replay(ledger: Ledger, genesis: Head) -> Iterator[tuple[Head, Certificate, Head]]:
+    """(head before, certificate, head after) of every final certificate, from round 1 on.
+
+    Raises LocalStateError if the ledger's certificates are not a chain from this genesis.
+    """
+    head = genesis
+    for entry in ledger.range(RoundNumber(1), LAST_ROUND):
+        try:
+            certificate = decode_certificate(entry.certificate)
+            after = next_head(head, certificate.body)
+        except RemoteProtocolError as error:
+            raise LocalStateError(f"the ledger does not fit its run at round {entry.round}: {error.reason}") from error
+        yield head, certificate, after
+        head = after
+
+
+def read_history(data_dir: Path) -> list[RoundRecord]:
+    """All certified rounds that a data folder knows, oldest first; none if it has not joined a run yet."""
+    signed = read_manifest(data_dir)
+    if signed is None or not (data_dir / LEDGER_FILE).exists():
+        return []
+    ledger = Ledger(data_dir / LEDGER_FILE)
+    try:
+        genesis = genesis_head(signed.manifest, sizes_of_nothing(signed.manifest))
+        return [_record(before, certificate, after) for before, certificate, after in replay(ledger, genesis)]
+    finally:
+        ledger.close()
+
+
+def _record(before: Head, certificate: Certificate, after: Head) -> RoundRecord:
+    body = certificate.body
+    superseded = {remark.entry for remark in body.refused if remark.reason is RefusalReason.SUPERSEDED}
+    updates = [place for place, entry in enumerate(body.entries) if entry.kind is ItemKind.UPDATE]
+    return RoundRecord(
+        round=body.round,
+        view=certificate.view,
+        leader=peer_text(Terms(before).leader(certificate.view)),
+        final=body.final,
+        updates=len([place for place in updates if place not in superseded]),
+        tokens=body.tokens,
+        loss=body.loss_micronats / 1e6,
+        merge_alpha=after.merge_alpha,
+        owners={
+            row.shard: tuple(peer_text(peer) for peer in after.state.owners(row.shard)) for row in after.state.leases
+        },
+        psi_digest=after.psi_digest.hex(),
+        members=tuple(peer_text(peer) for peer in after.state.members),
+        kept_parts=len(bits(body.kept, len(body.parts))),
+    )

@@ -1,0 +1,255 @@
+"""What the trainer process does for each request, apart from pipes and signals."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from spes_p2p.config import RunConfig
+from spes_p2p.errors import LocalStateError, MachineError, NotFiniteError, TrainerError
+from spes_p2p.ids import PeerId
+from spes_p2p.node.trainer_files import CheckpointFiles
+from spes_p2p.node.worker_messages import (
+    Checkpoint,
+    Done,
+    Evaluate,
+    Evaluated,
+    ExportHandover,
+    HandoverExported,
+    HandoverImported,
+    Hello,
+    ImportHandover,
+    LoadStart,
+    Piece,
+    Progress,
+    Publish,
+    Published,
+    Ready,
+    Reply,
+    Request,
+    Started,
+    Train,
+    Trained,
+)
+from spes_p2p.storage.blobs import DiskBlobs
+from spes_p2p.training.data import DEFAULT_MAX_BYTES, TokenStream, data_key, load_corpus
+from spes_p2p.training.handover import export_handover, import_handover
+from spes_p2p.training.heldout import decode_held_out, held_out_hashes
+from spes_p2p.training.publish import StoredPiece, publish
+from spes_p2p.training.selftest import self_test
+from spes_p2p.training.start import StartReader
+from spes_p2p.training.state import restore_state, save_state
+from spes_p2p.training.tokenizer import ByteTokenizer
+from spes_p2p.training.trainer import RoundStart, StepReport, Trainer, TrainResult
+
+PROGRESS_INTERVAL_S = 0.1
+
+
+class TrainerService:
+    """One trainer and what it needs around it. Requests are handled one after the other.
+
+    Making one answers Hello. Raises DataError, MachineError, ConfigError, BlobError.
+    """
+
+    def __init__(self, hello: Hello) -> None:
+        self_test()
+        check_device(hello.device)
+        torch.set_num_threads(hello.threads)
+        self._config = RunConfig.from_json(hello.config)
+        self._store = DiskBlobs(Path(hello.blobs_dir))
+        self._files = CheckpointFiles(Path(hello.state_dir))
+        self._held_out: tuple[bytes, ...] = ()
+        if hello.held_out is not None:
+            self._held_out = decode_held_out(self._store.read(hello.held_out))
+        key = data_key(self._config.seed, PeerId(hello.peer))
+        corpus = load_corpus(
+            [Path(path) for path in hello.data],
+            held_out_hashes(self._held_out),
+            hello.max_data_bytes or DEFAULT_MAX_BYTES,
+            key,
+        )
+
+        def new_trainer() -> Trainer:
+            stream = TokenStream(corpus.documents, ByteTokenizer(), key)
+            return Trainer(self._config, stream, device=hello.device, frozen_format=hello.frozen_format)
+
+        self._trainer, resumed, damaged = self._resume(new_trainer)
+        self._reader: StartReader | None = None
+        self._trained: TrainResult | None = None
+        self.ready = Ready(
+            num_documents=len(corpus.documents),
+            num_bytes=corpus.num_bytes,
+            num_held_out=corpus.num_held_out,
+            bounded=corpus.bounded,
+            resumed_round=self._trainer.round if resumed else None,
+            damaged="; ".join(damaged),
+        )
+
+    def _resume(self, new_trainer: Callable[[], Trainer]) -> tuple[Trainer, bool, list[str]]:
+        """A trainer in the state of the newest sound checkpoint, or a fresh one."""
+        damaged: list[str] = []
+        for path, state in self._files.load():
+            if isinstance(state, LocalStateError):
+                damaged.append(str(state))
+                continue
+            trainer = new_trainer()
+            try:
+                restore_state(trainer, state)
+            except LocalStateError as error:
+                damaged.append(f"{path}: {error}")
+                continue
+            return trainer, True, damaged
+        return new_trainer(), False, damaged
+
+    def handle(
+        self, request: Request, should_stop: Callable[[], bool], on_progress: Callable[[Progress], None]
+    ) -> Reply:
+        """Answer one request. Raises SpesError for what can be foreseen."""
+        match request:
+            case LoadStart():
+                return self._load_start(request)
+            case Train():
+                return self._train(request, should_stop, on_progress)
+            case Publish():
+                return self._publish()
+            case Evaluate():
+                result = self._trainer.evaluate(self._held_out_set(), request.max_bytes)
+                return Evaluated(nats_per_byte=result.nats_per_byte, num_bytes=result.num_bytes)
+            case ExportHandover():
+                self._started()
+                data = export_handover(self._trainer, request.shard)
+                return HandoverExported(shard=request.shard, blob=self._store.put(data), size_bytes=len(data))
+            case ImportHandover():
+                row = self._started().row(request.shard)
+                refused = import_handover(self._trainer, request.shard, self._store.read(request.blob), row)
+                self._files.save(save_state(self._trainer))
+                return HandoverImported(shard=request.shard, refused=refused or "")
+            case Checkpoint():
+                self._files.save(save_state(self._trainer))
+                return Done()
+            case _:
+                raise TrainerError(f"a trainer that is ready cannot answer {type(request).__name__}")
+
+    def _load_start(self, request: LoadStart) -> Started:
+        self._trained = None
+        reader = StartReader(self._config, self._store, request.spec)
+        start = RoundStart(
+            round=request.spec.round + 1,
+            global_step=request.spec.global_step,
+            psi=reader.psi(),
+            shards=reader.starts(),
+            owned=request.owned,
+            masters=request.masters,
+            residual=request.residual,
+            accepted_update=request.accepted_update,
+            kept_parts=request.kept_parts,
+        )
+        self._trainer.load_start(start)
+        self._reader = reader
+        self._files.save(save_state(self._trainer))
+        nats_per_byte = None
+        if self._held_out and request.evaluate_bytes != 0:
+            nats_per_byte = self._trainer.evaluate(self._held_out, request.evaluate_bytes).nats_per_byte
+        return Started(round=start.round, nats_per_byte=nats_per_byte)
+
+    def _train(
+        self, request: Train, should_stop: Callable[[], bool], on_progress: Callable[[Progress], None]
+    ) -> Trained:
+        self._started()
+        meter = ProgressMeter(request.num_inner_steps, self._config.training.batch_tokens, on_progress)
+        result = self._trainer.train(request.num_inner_steps, should_stop, meter.step)
+        self._trained = result
+        return Trained(
+            round=self._trainer.round,
+            num_steps=result.num_steps,
+            num_skipped=result.num_skipped,
+            tokens=result.tokens,
+            mean_loss=result.mean_loss,
+            seconds=result.seconds,
+            finite=result.finite,
+        )
+
+    def _publish(self) -> Published:
+        reader, trained = self._started(), self._trained
+        if trained is None:
+            raise TrainerError("nothing was trained since the start was loaded")
+        if not trained.finite:
+            raise NotFiniteError("the trained weights are not finite: the update is withheld")
+        update = publish(self._trainer, self._store, reader.row_tensor)
+        self._files.save(save_state(self._trainer))
+        return Published(
+            round=self._trainer.round,
+            tokens=trained.tokens,
+            num_steps=trained.num_steps,
+            mean_loss=trained.mean_loss,
+            psi=tuple(map(_piece, update.psi)),
+            experts=tuple(map(_piece, update.experts)),
+        )
+
+    def _started(self) -> StartReader:
+        if self._reader is None:
+            raise TrainerError("no start is loaded")
+        return self._reader
+
+    def _held_out_set(self) -> tuple[bytes, ...]:
+        if not self._held_out:
+            raise TrainerError("this run has no held-out set")
+        return self._held_out
+
+
+class ProgressMeter:
+    """Turns steps into Progress messages, at most ten a second, the last step always among them."""
+
+    def __init__(self, num_inner_steps: int, batch_tokens: int, send: Callable[[Progress], None]) -> None:
+        self._num_inner_steps = num_inner_steps
+        self._batch_tokens = batch_tokens
+        self._send = send
+        self._began = self._sent_at = time.monotonic()
+        self._num_seen = self._num_skipped = 0
+        self._losses: list[float] = []
+
+    def step(self, report: StepReport) -> None:
+        """One step was made or skipped."""
+        self._num_seen += 1
+        if report.gradient_norm is None:
+            self._num_skipped += 1
+        else:
+            self._losses.append(report.loss)
+        now = time.monotonic()
+        if now - self._sent_at < PROGRESS_INTERVAL_S and self._num_seen < self._num_inner_steps:
+            return
+        tokens = (self._num_seen - self._num_skipped) * self._batch_tokens
+        self._send(
+            Progress(
+                local_step=report.local_step,
+                num_inner_steps=self._num_inner_steps,
+                global_step=report.global_step,
+                loss=math.fsum(self._losses) / len(self._losses) if self._losses else math.nan,
+                tokens=tokens,
+                tokens_per_s=tokens / max(now - self._began, 1e-9),
+                num_skipped=self._num_skipped,
+            )
+        )
+        self._sent_at = now
+        self._losses.clear()
+
+
+def check_device(device: str) -> None:
+    """Raise MachineError if PyTorch cannot use this device."""
+    if device == "cpu":
+        return
+    if device.startswith("cuda"):
+        number = int(device.partition(":")[2] or 0)
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if number < count:
+            return
+        raise MachineError(f"no GPU {number}: PyTorch sees {count} CUDA devices here; use `--gpu none` for the CPU")
+    raise MachineError(f"{device!r} is not a device this program trains on (cpu, cuda:0, ...)")
+
+
+def _piece(stored: StoredPiece) -> Piece:
+    return Piece(index=stored.index, blob=stored.blob, size_bytes=stored.size_bytes, squared_norm=stored.squared_norm)

@@ -1,0 +1,261 @@
+"""From the running node to a `NodeSnapshot`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import psutil
+
+from spes_p2p import __version__
+from spes_p2p.crypto import peer_text
+from spes_p2p.ids import PeerId
+from spes_p2p.network.transport import P2PTransport
+from spes_p2p.node.driver import Driver
+from spes_p2p.node.snapshot import (
+    PHASES,
+    Counters,
+    LearningView,
+    MachineView,
+    NetworkView,
+    NodeSnapshot,
+    PeerView,
+    Phase,
+    PhaseView,
+    RoundView,
+    ShardView,
+    UpdateView,
+)
+from spes_p2p.node.state_sync import StateSync
+from spes_p2p.node.worker import Restarting, Worker
+from spes_p2p.node.worker_messages import Progress as TrainProgress
+from spes_p2p.protocol.progress import Progress
+from spes_p2p.storage.ledger import Ledger
+
+_CURVE_POINTS = 400
+_RATE_WINDOW_S = 5.0
+_MEMORY_EVERY_S = 2.0
+_UPDATES_SHOWN = 20
+
+
+@dataclass(slots=True)
+class TrainerWatch:
+    """Listens to the trainer process. Satisfies `worker.WorkerListener`."""
+
+    notify: Callable[[str, str], None]
+    latest: TrainProgress | None = None
+    curve: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_CURVE_POINTS))
+    restarts: int = 0
+
+    def progress(self, progress: TrainProgress) -> None:
+        """Training has moved on."""
+        self.latest = progress
+        if progress.loss == progress.loss:  # not NaN
+            self.curve.append((progress.global_step, progress.loss))
+
+    def restarting(self, event: Restarting) -> None:
+        """The trainer process died."""
+        self.restarts = event.restarts
+        self.notify("error", f"the trainer process died and is started again: {event.reason}")
+
+
+@dataclass(slots=True)
+class Rates:
+    """Bytes per second over the last seconds."""
+
+    samples: deque[tuple[float, int, int]] = field(default_factory=deque)
+
+    def measure(self, sent: int, received: int) -> tuple[float, float]:
+        """(sent, received) per second."""
+        now = time.monotonic()
+        self.samples.append((now, sent, received))
+        while len(self.samples) > 2 and self.samples[0][0] < now - _RATE_WINDOW_S:
+            self.samples.popleft()
+        then, sent_before, received_before = self.samples[0]
+        elapsed = max(now - then, 1e-3)
+        return (sent - sent_before) / elapsed, (received - received_before) / elapsed
+
+
+@dataclass(slots=True, kw_only=True)
+class View:
+    """Makes snapshots."""
+
+    run_name: str
+    run_id: str
+    peer: PeerId
+    device: str
+    began_s: float
+    transport: P2PTransport
+    addresses: tuple[str, ...]
+    watch: TrainerWatch
+    driver: Driver | None = None
+    sync: StateSync | None = None
+    worker: Worker | None = None
+    ledger: Ledger | None = None
+    waiting_for: str = ""
+    """Before the machine runs: what the start waits for."""
+    tokens_total: int = 0
+    rates: Rates = field(default_factory=Rates)
+    _memory: tuple[float, int] = (0.0, 0)
+
+    def snapshot(self, now_ms: int) -> NodeSnapshot:
+        """One look."""
+        driver, sync = self.driver, self.sync
+        head = driver.machine.head if driver is not None else None
+        progress = driver.machine.progress(now_ms) if driver is not None else None
+        return NodeSnapshot(
+            version=__version__,
+            run_name=self.run_name,
+            run_id=self.run_id,
+            peer=peer_text(self.peer),
+            started_ms_ago=int((time.monotonic() - self.began_s) * 1000),
+            member=driver is not None and driver.machine.is_member,
+            voter=head is not None and self.peer in head.state.voters,
+            leaving=driver is not None and driver.machine.leaving,
+            certified_round=head.round if head is not None else 0,
+            psi_digest=head.psi_digest.hex() if head is not None else "",
+            round=self._round(progress, sync),
+            shards=self._shards(),
+            learning=self._learning(),
+            network=self._network(),
+            machine=MachineView(
+                device=self.device, memory_bytes=self._memory_bytes(), trainer_restarts=self.watch.restarts
+            ),
+            counters=self._counters(),
+        )
+
+    def _round(self, progress: Progress | None, sync: StateSync | None) -> RoundView:
+        if progress is None:
+            return RoundView(number=0, phase="load", waiting_for=self.waiting_for)
+        waiting = progress.waiting_for
+        if progress.phase == "load" and sync is not None and sync.blobs_missing:
+            waiting = f"{sync.blobs_missing} blobs of the state"
+        return RoundView(
+            number=progress.round,
+            phase=progress.phase,
+            phases=_phases(progress, self.watch.latest),
+            elapsed_ms=progress.elapsed_ms,
+            time_left_ms=progress.time_left_ms,
+            view=progress.view,
+            leader=peer_text(progress.leader) if progress.leader is not None else "",
+            votes=progress.votes,
+            votes_needed=progress.votes_needed,
+            waiting_for=waiting,
+        )
+
+    def _shards(self) -> tuple[ShardView, ...]:
+        if self.driver is None:
+            return ()
+        return tuple(
+            ShardView(
+                shard=row.shard,
+                owners=tuple(peer_text(peer) for peer in self.driver.machine.head.state.owners(row.shard)),
+                mine=any(owner.who == self.peer for owner in row.owners),
+                last_accepted_round=max((owner.last for owner in row.owners), default=0),
+            )
+            for row in self.driver.machine.head.state.leases
+        )
+
+    def _learning(self) -> LearningView:
+        latest = self.watch.latest
+        updates = self.ledger.updates(_UPDATES_SHOWN) if self.ledger is not None else ()
+        return LearningView(
+            loss_curve=tuple(self.watch.curve),
+            val_curve=tuple(self.sync.val_curve) if self.sync is not None else (),
+            tokens_per_s=latest.tokens_per_s if latest is not None else 0.0,
+            tokens_total=sum(update.tokens for update in updates if update.verdict.startswith("accepted")),
+            inner_step=latest.local_step if latest is not None else 0,
+            inner_steps=latest.num_inner_steps if latest is not None else 0,
+            global_step=latest.global_step if latest is not None else 0,
+            updates=tuple(
+                UpdateView(round=update.round, verdict=update.verdict, tokens=update.tokens) for update in updates
+            ),
+        )
+
+    def _network(self) -> NetworkView:
+        sent, received = self.transport.bytes_sent(), self.transport.bytes_received()
+        sent_per_s, received_per_s = self.rates.measure(sent, received)
+        peers: tuple[PeerView, ...] = ()
+        if self.driver is not None:
+            state = self.driver.machine.head.state
+            peers = tuple(
+                PeerView(
+                    peer=peer_text(row.peer),
+                    me=row.peer == self.peer,
+                    voter=row.voter_since is not None,
+                    connected=row.peer == self.peer or self.transport.is_connected(row.peer),
+                    shards=state.shards_of(row.peer),
+                    accepted_updates=row.accepted,
+                    last_item_round=row.last_item_round,
+                )
+                for row in state.roster
+            )
+        return NetworkView(
+            bytes_sent=sent,
+            bytes_received=received,
+            sent_per_s=sent_per_s,
+            received_per_s=received_per_s,
+            peers=peers,
+            listen=self.addresses,
+        )
+
+    def _counters(self) -> Counters:
+        if self.driver is None:
+            return Counters()
+        tally = self.driver.tally
+        return Counters(
+            rounds_adopted=tally.rounds_adopted,
+            parts_aggregated=tally.parts_aggregated,
+            cuts_made=self.driver.machine.num_cuts,
+            updates_published=tally.updates_published,
+            updates_acknowledged=tally.updates_acknowledged,
+            pieces_refused=tally.pieces_refused,
+            rechecks=tally.rechecks,
+            messages_sent=tally.messages_sent,
+            messages_received=tally.messages_received,
+            messages_refused=tally.messages_refused,
+        )
+
+    def _memory_bytes(self) -> int:
+        now, (at, value) = time.monotonic(), self._memory
+        if now - at > _MEMORY_EVERY_S:
+            value = psutil.Process().memory_info().rss
+            pid = self.worker.pid if self.worker is not None else None
+            if pid is not None and psutil.pid_exists(pid):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    value += psutil.Process(pid).memory_info().rss
+            self._memory = (now, value)
+        return value
+
+
+def _phases(progress: Progress, training: TrainProgress | None) -> tuple[PhaseView, ...]:
+    names: tuple[Phase, ...] = PHASES
+    current = names.index(progress.phase) if progress.phase in names else -1
+    steps = (training.local_step, training.num_inner_steps) if training is not None else (0, 0)
+    shares: dict[Phase, tuple[float, str]] = {
+        "train": (steps[0] / steps[1] if steps[1] else 0.0, f"{steps[0]}/{steps[1]} steps"),
+        "publish": (
+            progress.own_acks / max(1, progress.own_acks_needed),
+            f"{progress.own_acks} acknowledgements",
+        ),
+        "acknowledge": (
+            progress.receipts / max(1, progress.live),
+            f"{progress.receipts} of {progress.live} updates have receipts",
+        ),
+        "aggregate": (progress.parts_done / max(1, progress.parts), f"{progress.parts_done}/{progress.parts} parts"),
+        "vote": (progress.votes / max(1, progress.votes_needed), f"{progress.votes} of {progress.votes_needed} votes"),
+        "adopt": (0.0, ""),
+    }
+    found = []
+    for place, name in enumerate(names):
+        share, detail = shares[name]
+        if current < 0 or place > current:
+            found.append(PhaseView(name=name, progress=0.0))
+        elif place < current:
+            found.append(PhaseView(name=name, progress=1.0))
+        else:
+            found.append(PhaseView(name=name, progress=min(1.0, share), detail=detail))
+    return tuple(found)

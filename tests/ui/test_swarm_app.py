@@ -1,0 +1,253 @@
+"""What the terminal UI shows of a snapshot, and what its keys do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from textual.pilot import Pilot
+
+from spes_p2p.client.ui.app import SwarmApp
+from spes_p2p.client.ui.dialogs import HelpScreen, QuitScreen
+from spes_p2p.node.snapshot import LogEvent, NodeSnapshot
+from spes_p2p.testing.handle import imagined_peer, imagined_snapshot
+
+SMALL, WIDE = (80, 24), (120, 40)
+Read = Callable[[SwarmApp], str]
+
+
+async def settle(pilot: Pilot[str], until: Callable[[], bool]) -> None:
+    """Let the app work until something holds; the test's time limit is the bound."""
+    while not until():
+        await pilot.pause()
+    await pilot.pause()
+
+
+async def shown(pilot: Pilot[str], app: SwarmApp) -> None:
+    await settle(pilot, lambda: app.snapshot is not None)
+
+
+@pytest.mark.parametrize("size", [SMALL, WIDE])
+async def test_one_look_answers_everything(feed: Any, read_screen: Read, size: tuple[int, int]) -> None:
+    app = SwarmApp([feed])
+    async with app.run_test(size=size) as pilot:
+        await shown(pilot, app)
+        text = read_screen(app)
+    for words in (
+        "Round 7 · 35 s left",
+        "▶train",
+        "12/40 steps",
+        "acknowledge",
+        "adopt",
+        "leader …BBBB0001  votes 1/3",
+        "2 of 8 shards mine",
+        "0*mine",
+        "1 BBBB0001",
+        "7 orphan",
+        "3.200 nats/byte",
+        "12,346 tok/s",
+        "● me        voter  r6   shards 0,4",
+        "● …BBBB0001 leader",
+        "○ …DDDD0003 voter",
+        "↑12.0 MB ↓34.5 MB",
+        "voter · round 6 certified · cpu 350.0 MB",
+        "l leave",
+        "q quit",
+        "? help",
+    ):
+        assert words in text, words
+    assert max(map(len, text.split("\n"))) <= size[0]
+
+
+async def test_wide_screen_has_a_curve_for_the_run_too(feed: Any, read_screen: Read) -> None:
+    app = SwarmApp([feed])
+    async with app.run_test(size=WIDE) as pilot:
+        await shown(pilot, app)
+        wide = read_screen(app)
+    assert "training, nats by step" in wide
+    assert "held-out, nats by round" in wide
+
+
+@pytest.mark.parametrize("size", [SMALL, WIDE])
+async def test_curve_is_drawn(feed: Any, read_screen: Read, size: tuple[int, int]) -> None:
+    app = SwarmApp([feed])
+    async with app.run_test(size=size) as pilot:
+        await shown(pilot, app)
+        text = read_screen(app)
+    assert sum(text.count(chr(code)) for code in range(0x2801, 0x2900)) > 20  # braille dots
+
+
+async def test_says_the_same_without_colour(feed: Any, read_screen: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = SwarmApp([feed])
+    async with app.run_test(size=SMALL) as pilot:
+        await shown(pilot, app)
+        text = read_screen(app)
+    assert app.no_color
+    assert "0*mine" in text and "7 orphan" in text and "▶train" in text
+
+
+async def test_follows_the_snapshots(feed: Any, read_screen: Read) -> None:
+    app = SwarmApp([feed])
+    async with app.run_test(size=SMALL) as pilot:
+        await shown(pilot, app)
+        feed.show(imagined_snapshot(number=8, phase="vote"))
+        await settle(pilot, lambda: app.snapshot is not None and app.snapshot.round.number == 8)
+        text = read_screen(app)
+    assert "Round 8" in text and "▶vote" in text and "round 7 certified" in text
+
+
+async def test_before_the_first_round_it_says_what_it_waits_for(make_feed: Any, read_screen: Read) -> None:
+    snapshot = imagined_snapshot(phase="load")
+    view = msgspec.structs.replace(
+        snapshot.round, phases=(), waiting_for="the model (3 of 12 blobs)", leader="", votes_needed=0
+    )
+    feed = make_feed(msgspec.structs.replace(snapshot, round=view, member=False, voter=False))
+    app = SwarmApp([feed])
+    async with app.run_test(size=SMALL) as pilot:
+        await shown(pilot, app)
+        text = read_screen(app)
+    assert "load: the model (3 of 12 blobs)" in text
+    assert "joining · round 6 certified · waiting for the model" in text
+
+
+async def test_many_shards_and_peers_are_counted_where_they_do_not_fit(make_feed: Any, read_screen: Read) -> None:
+    feed = make_feed(imagined_snapshot(num_peers=9, num_shards=64))
+    app = SwarmApp([feed])
+    async with app.run_test(size=SMALL) as pilot:
+        await shown(pilot, app)
+        text = read_screen(app)
+    assert "and 52 more shards" in text
+    assert "and 4 more peers" in text
+
+
+async def test_co_owned_shard_shows_how_many_share_it(make_feed: Any, read_screen: Read) -> None:
+    snapshot = imagined_snapshot()
+    shared = msgspec.structs.replace(snapshot.shards[1], owners=(imagined_peer(1), imagined_peer(2)))
+    feed = make_feed(msgspec.structs.replace(snapshot, shards=(snapshot.shards[0], shared)))
+    app = SwarmApp([feed])
+    async with app.run_test(size=SMALL) as pilot:
+        await shown(pilot, app)
+        assert "1 BBBB0001+1" in read_screen(app)
+
+
+async def test_log_lines_are_shown_once_after_a_break(make_feed: Any, read_screen: Read) -> None:
+    feed = make_feed(imagined_snapshot(), LogEvent(number=1, at_ms=61_000, level="warning", text="a word"))
+    app = SwarmApp([feed])
+    async with app.run_test(size=WIDE) as pilot:
+        await shown(pilot, app)
+        feed.end(None)
+        await settle(pilot, lambda: app.problem == "the node has gone")
+        await settle(pilot, lambda: app.problem == "")
+        text = read_screen(app)
+    assert text.count("1 min 01 s  warning: a word") == 1
+
+
+async def test_silent_node_is_said_so_and_its_last_state_stays(feed: Any, read_screen: Read) -> None:
+    app = SwarmApp([feed])
+    async with app.run_test(size=SMALL) as pilot:
+        await shown(pilot, app)
+        app._heard_at_s -= 12.5
+        app._count_silence()
+        await pilot.pause()
+        text = read_screen(app)
+    assert "no news from the node for 12 s" in text
+    assert "Round 7" in text
+
+
+async def test_l_leaves_and_the_ui_stays_until_the_node_has_ended(feed: Any, read_screen: Read) -> None:
+    app = SwarmApp([feed])
+    async with app.run_test(size=SMALL) as pilot:
+        await shown(pilot, app)
+        await pilot.press("l")
+        await settle(pilot, lambda: feed.asked == ["leave"])
+        assert app.is_running
+        feed.end(0)
+        await settle(pilot, lambda: app.return_value is not None)
+    assert app.return_value == ""
+
+
+async def test_interrupt_leaves_once_and_ends_the_second_time(feed: Any) -> None:
+    app = SwarmApp([feed])
+    async with app.run_test(size=SMALL) as pilot:
+        await shown(pilot, app)
+        await pilot.press("ctrl+c")
+        await settle(pilot, lambda: feed.asked == ["leave"])
+        assert app.return_value is None
+        await pilot.press("ctrl+c")
+        await settle(pilot, lambda: app.return_value is not None)
+    assert (feed.asked, app.return_value) == (["leave"], "stop")
+
+
+@pytest.mark.parametrize(("key", "asked", "value"), [("l", ["leave"], None), ("e", [], "stop"), ("escape", [], None)])
+async def test_quitting_asks_how(feed: Any, key: str, asked: list[str], value: str | None) -> None:
+    app = SwarmApp([feed])
+    async with app.run_test(size=SMALL) as pilot:
+        await shown(pilot, app)
+        await pilot.press("q")
+        await settle(pilot, lambda: isinstance(app.screen, QuitScreen))
+        await pilot.press(key)
+        await settle(pilot, lambda: app.return_value is not None or not isinstance(app.screen, QuitScreen))
+        await settle(pilot, lambda: feed.asked == asked)
+    assert app.return_value == value
+
+
+async def test_help_explains_and_closes(feed: Any, read_screen: Read) -> None:
+    app = SwarmApp([feed])
+    async with app.run_test(size=SMALL) as pilot:
+        await shown(pilot, app)
+        await pilot.press("question_mark")
+        await settle(pilot, lambda: isinstance(app.screen, HelpScreen))
+        text = read_screen(app)
+        await pilot.press("escape")
+        await settle(pilot, lambda: not isinstance(app.screen, HelpScreen))
+    assert "leave properly" in text and "show another peer" not in text
+
+
+async def test_number_keys_switch_between_the_demos_peers(make_feed: Any, read_screen: Read) -> None:
+    feeds = [make_feed(imagined_snapshot(number=number), name=f"peer {number}") for number in (1, 2, 3)]
+    app = SwarmApp(feeds, can_leave=False)
+
+    def round_is(number: int) -> Callable[[], bool]:
+        return lambda: app.snapshot is not None and app.snapshot.round.number == number
+
+    async with app.run_test(size=SMALL) as pilot:
+        await settle(pilot, round_is(1))
+        assert "peer 1: " in read_screen(app)
+        await pilot.press("3")
+        await settle(pilot, round_is(3))
+        assert "peer 3: " in read_screen(app)
+        await pilot.press("9")
+        await pilot.pause()
+        assert round_is(3)()
+
+
+async def test_demo_has_nothing_to_leave(feed: Any, read_screen: Read) -> None:
+    app = SwarmApp([feed], can_leave=False)
+    async with app.run_test(size=SMALL) as pilot:
+        await shown(pilot, app)
+        assert "l leave" not in read_screen(app)
+        await pilot.press("l", "q", "l")
+        await pilot.pause()
+        assert isinstance(app.screen, QuitScreen)
+        assert "End the demo" in read_screen(app)
+        await pilot.press("e")
+        await settle(pilot, lambda: app.return_value is not None)
+    assert (feed.asked, app.return_value) == ([], "stop")
+
+
+async def test_lines_from_other_threads_are_shown_and_can_end_it(feed: Any, read_screen: Read) -> None:
+    app = SwarmApp([feed], can_leave=False)
+    app.tell("creating the run")
+    async with app.run_test(size=SMALL) as pilot:
+        await settle(pilot, lambda: "creating the run" in read_screen(app))
+        app.end_from_thread()
+        await settle(pilot, lambda: app.return_value is not None)
+    assert app.return_value == ""
+
+
+def test_snapshots_survive_the_wire() -> None:
+    snapshot = imagined_snapshot()
+    assert msgspec.json.decode(msgspec.json.encode(snapshot), type=NodeSnapshot) == snapshot

@@ -1,0 +1,86 @@
+"""Flags, then environment, then file, then defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spes_p2p.client.settings import Choices, choose, data_paths, from_environment, from_flags, node_config
+from spes_p2p.errors import ConfigError, DataError
+
+
+def test_flag_beats_environment_beats_file(home: Path) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text("threads = 1\ncapacity = 1\ngpu = 'none'\n")
+    choices = choose(from_flags(threads=3), {"SPES_THREADS": "2", "SPES_CAPACITY": "2"})
+    assert (choices.threads, choices.capacity, choices.gpu) == (3, 2, "none")
+
+
+def test_missing_file_of_the_user_says_nothing() -> None:
+    assert choose(Choices(), {}) == Choices()
+
+
+def test_missing_file_that_was_named_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        choose(Choices(), {"SPES_CONFIG": str(tmp_path / "x.toml")})
+
+
+def test_list_replaces_the_list_of_a_lower_place() -> None:
+    choices = choose(
+        from_flags(listen=["/ip4/127.0.0.1/tcp/1"]), {"SPES_LISTEN": "/ip4/1.1.1.1/tcp/2 /ip4/1.1.1.1/tcp/3"}
+    )
+    assert choices.listen == ("/ip4/127.0.0.1/tcp/1",)
+
+
+def test_empty_flags_count_as_not_given() -> None:
+    assert from_flags(listen=[], data=None, threads=None) == Choices()
+
+
+def test_environment_knows_every_choice_and_splits_lists() -> None:
+    choices = from_environment(
+        {
+            "SPES_DATA_DIR": "/d",
+            "SPES_RUN": "ab",
+            "SPES_GPU": "0",
+            "SPES_DATA": "/a:/b c",
+            "SPES_LISTEN": "/x /y",
+            "SPES_ANNOUNCE": "/z",
+            "SPES_BOOTSTRAP": "/w",
+            "SPES_CAPACITY": "2",
+            "SPES_THREADS": "4",
+            "SPES_FROZEN_FORMAT": "bf16",
+        }
+    )
+    assert choices == Choices(
+        data_dir=Path("/d"),
+        run="ab",
+        gpu="0",
+        data=(Path("/a"), Path("/b c")),
+        listen=("/x", "/y"),
+        announce=("/z",),
+        bootstrap=("/w",),
+        capacity=2,
+        threads=4,
+        frozen_format="bf16",
+    )
+
+
+def test_node_config_holds_what_was_chosen_and_defaults_for_the_rest(tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("words")
+    choices = Choices(threads=2, data=(text,), rounds=5, run="ab", gpu="none")
+    config = node_config(choices, data_dir=tmp_path, device="cpu", invite_seed=b"s" * 32)
+    assert (config.threads, config.data, config.stop_after_round, config.device) == (2, (text,), 5, "cpu")
+    assert (config.listen, config.capacity, config.invite_seed) == (("/ip4/0.0.0.0/tcp/0",), None, b"s" * 32)
+
+
+def test_data_paths_become_absolute_and_keep_their_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    monkeypatch.chdir(tmp_path)
+    assert data_paths((Path("a.txt"), Path("*.txt"))) == (tmp_path / "a.txt", tmp_path / "*.txt")
+
+
+def test_pattern_that_matches_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no text file matches"):
+        data_paths((tmp_path / "*.txt",))
