@@ -77,5 +77,5 @@ async def _run(config: NodeConfig, link: InviteLink, log: structlog.typing.Filte
         except asyncio.CancelledError:
             return EXIT_INTERRUPTED
         if interrupts.handle is not None:
-            progress.look(interrupts.handle)
+            progress.tell_events(interrupts.handle)
     return EXIT_INTERRUPTED if "stop" in interrupts.asked else exit_code

@@ -25,9 +25,7 @@ class Progress:
 
     def look(self, handle: NodeHandle) -> None:
         """Tell what is new since the last look."""
-        for event in handle.events(self._last_event):
-            self._last_event = max(self._last_event, event.number)
-            self.log.log(LEVELS[event.level], event.text)
+        self.tell_events(handle)
         snapshot = handle.snapshot()
         if snapshot.certified_round > self._certified:
             if self._certified >= 0:
@@ -38,6 +36,12 @@ class Progress:
         if phase != self._phase:
             self._phase = phase
             self.log.info(f"round {view.number}: {round_text(snapshot)}", round=view.number, phase=view.phase)
+
+    def tell_events(self, handle: NodeHandle) -> None:
+        """Tell the log lines that are new; works when the node has ended, too."""
+        for event in handle.events(self._last_event):
+            self._last_event = max(self._last_event, event.number)
+            self.log.log(LEVELS[event.level], event.text)
 
     async def follow(self, handle: NodeHandle) -> None:
         """Look whenever something changes, until cancelled."""

@@ -111,11 +111,10 @@ def _say_summary(figures: dict[str, Any], folder: Path | None, json: Path | None
     say(f"served             {figures['leaders_used']} leaders, {figures['aggregators_used']} aggregators")
     say(f"merges applied     {figures['merges_applied']}")
     say(f"same bits          {'yes' if figures['psi_digest_equal'] else 'NO'}")
-    say(
-        f"traffic, all peers {bytes_text(figures['bytes_sent'])} sent, {bytes_text(figures['bytes_received'])} received"
-    )
-    say(f"time               {figures['seconds_to_first_certificate']:.0f} s to the first certificate, ")
-    say(f"                   {figures['seconds_total']:.0f} s in all")
+    sent, received = bytes_text(figures["bytes_sent"]), bytes_text(figures["bytes_received"])
+    say(f"traffic, all peers {sent} sent, {received} received")
+    first_s, total_s = figures["seconds_to_first_certificate"], figures["seconds_total"]
+    say(f"time               {first_s:.0f} s to the first certificate, {total_s:.0f} s in all")
     if folder is not None:
         say(f"everything is in   {folder}; try `spes-p2p ledger show --data-dir {folder / 'peer-1'}`")
     if json is not None:

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from spes_p2p.node.history import read_history
-
 from spes_p2p.client.demo.figures import swarm_figures
+from spes_p2p.client.demo.newcomer import newcomers_loss
 from spes_p2p.client.demo.swarm import Plan, Say, running_swarm
 from spes_p2p.errors import SpesError
+from spes_p2p.node.history import read_history
 
 SAME_START = 0.02
 """Largest difference in nats per byte between the swarm's and the baseline's first loss: rounding of experts."""
@@ -24,6 +24,7 @@ def conduct(plan: Plan, say: Say, stopping: threading.Event, *, baseline: bool) 
     # the peers have ended: their ledgers are read from disk, as `spes-p2p ledger show` would
     ledgers = {peer: read_history(plan.peer_folder(peer)) for peer in plan.peers}
     figures = swarm_figures(plan.num_rounds, ledgers, snapshots)
+    figures["val_loss_last"] = newcomers_loss(plan.peer_folder(plan.num_peers))
     if baseline:
         say("training one peer alone, for comparison")
         figures |= _baseline_figures(plan, figures)

@@ -59,6 +59,12 @@ class Child:
         if code is not None:
             raise SpesError(f"{self.name} ended with exit code {code}: {self.last_line()}\nAll of it: {self.output}")
 
+    def check_end(self) -> None:
+        """Raise SpesError unless it ended well, or because it was told to (a signal may overtake the local API)."""
+        code = self._process.poll()
+        if code not in (0, 130):
+            raise SpesError(f"{self.name} ended badly, exit code {code}: {self.last_line()}\nAll of it: {self.output}")
+
     def last_line(self) -> str:
         """The end of what it printed."""
         lines = self.output.read_text(errors="replace").split("\n")

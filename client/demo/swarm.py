@@ -92,7 +92,7 @@ class Swarm:
     def _start_bootstrap(self) -> str:
         folder = self.plan.folder
         output = folder / "bootstrap.log"
-        arguments = ["bootstrap", "--json", "--tied", "--listen", LOOPBACK_LISTEN]
+        arguments = ["--debug", "bootstrap", "--json", "--tied", "--listen", LOOPBACK_LISTEN]
         child = Child("the bootstrap node", [*arguments, "--data-dir", str(folder / "bootstrap")], output)
         self.children.append(child)
         until_s = time.monotonic() + START_S
@@ -109,7 +109,18 @@ class Swarm:
         """All peers at once."""
         self.say(f"starting {self.plan.num_peers} peers")
         for peer in self.plan.peers:
-            arguments = ["join", self.link, "--headless", "--log-json", "--tied", "--gpu", "none", "--threads", "1"]
+            arguments = [
+                "--debug",
+                "join",
+                self.link,
+                "--headless",
+                "--log-json",
+                "--tied",
+                "--gpu",
+                "none",
+                "--threads",
+                "1",
+            ]
             arguments += ["--data-dir", str(self.plan.peer_folder(peer)), "--data", str(self.plan.text_folder(peer))]
             arguments += ["--listen", LOOPBACK_LISTEN, "--rounds", str(self.plan.num_rounds)]
             self.children.append(Child(f"peer {peer}", arguments, self.plan.folder / f"peer-{peer}.log"))
@@ -189,6 +200,8 @@ def running_swarm(plan: Plan, say: Say, stopping: threading.Event) -> Iterator[S
         yield swarm
     finally:
         swarm.end()
+    for child in swarm.children:
+        child.check_end()
     swarm.leftovers.check_gone()
 
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from spes_p2p.crypto import peer_text
 from spes_p2p.errors import AddressError, TransportError
 from spes_p2p.ids import PeerId
 from spes_p2p.network.addresses import parse_peer_address
 from spes_p2p.network.channel import Stream
 from spes_p2p.network.hints import MAX_ADDRESSES
 from spes_p2p.network.p2p import Daemon
+from spes_p2p.network.probe import check_listening
 
 DIAL_TIMEOUT_S = 60.0
+PROBE_TIMEOUT_S = 20.0
 MIN_PAUSE_S = 0.5
 MAX_PAUSE_S = 15.0
 _MAX_PEERS = 8192
@@ -80,7 +83,7 @@ class Dialer:
         routes = self._routes.get(peer, ())
         try:
             if routes:
-                await self._daemon.dial(peer, routes, DIAL_TIMEOUT_S)
+                await self._dial(peer, routes)
                 return
         except TransportError:
             await self._look_up(peer)
@@ -88,7 +91,15 @@ class Dialer:
                 raise
         else:
             await self._look_up(peer)
-        await self._daemon.dial(peer, self._routes.get(peer, ()), DIAL_TIMEOUT_S)
+        await self._dial(peer, self._routes.get(peer, ()))
+
+    async def _dial(self, peer: PeerId, routes: tuple[str, ...]) -> None:
+        if routes:
+            try:
+                await check_listening(routes, PROBE_TIMEOUT_S)
+            except TransportError as error:
+                raise TransportError(f"cannot reach {peer_text(peer)}: {error}") from error
+        await self._daemon.dial(peer, routes, DIAL_TIMEOUT_S)
 
     def _check_pause(self, peer: PeerId) -> None:
         until_s, _, reason = self._pauses.get(peer, (0.0, 0.0, ""))

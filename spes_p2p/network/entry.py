@@ -81,9 +81,7 @@ class Entrances:
             try:
                 channel = await self._connect(peer)
             except TransportError as error:
-                if self._reasons.get(peer) != str(error):
-                    logger.warning("%s; trying again", error)
-                self._reasons[peer] = str(error)
+                self._note_reason(peer, str(error))
                 if isinstance(error, UnfitPeerError):
                     self._note_unfit(peer)
             except IdentityError as error:
@@ -104,6 +102,13 @@ class Entrances:
     def _unreachable(self, did: str) -> UnreachableError:
         reasons = [f"  {address.text}: {self._reasons.get(address.peer, 'no answer')}" for address in self._addresses]
         return UnreachableError("\n".join((f"none of the bootstrap addresses {did}:", *reasons)))
+
+    def _note_reason(self, peer: PeerId, reason: str) -> None:
+        """Keep, and log once, why a peer is not in contact; libp2p's "dial backoff" does not replace a real reason."""
+        known = self._reasons.get(peer)
+        if known is None or (reason != known and "dial backoff" not in reason):
+            logger.warning("%s; trying again", reason)
+            self._reasons[peer] = reason
 
     def _note_unfit(self, peer: PeerId) -> None:
         self._unfit.add(peer)

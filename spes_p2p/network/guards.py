@@ -29,6 +29,7 @@ with warnings.catch_warnings():
     import hivemind.dht.storage as dht_storage  # type: ignore[import-untyped]  # hivemind ships no types
     import hivemind.hivemind_cli as daemon_package  # type: ignore[import-untyped]  # hivemind ships no types
     from hivemind.dht.node import DHTNode  # type: ignore[import-untyped]  # hivemind ships no types
+    from hivemind.dht.routing import DHTID  # type: ignore[import-untyped]  # hivemind ships no types
     from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # type: ignore[import-untyped]  # no types
     from hivemind.p2p import P2P, P2PContext, P2PDaemonError, PeerID  # type: ignore[import-untyped]  # no types
     from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo  # type: ignore[import-untyped]  # no types
@@ -40,6 +41,7 @@ with warnings.catch_warnings():
     from hivemind.utils.serializer import MSGPackSerializer  # type: ignore[import-untyped]  # hivemind ships no types
 
 __all__ = [
+    "DHTID",
     "P2P",
     "Client",
     "DHTNode",
@@ -113,6 +115,8 @@ class BoundedStorage(dht_storage.DHTLocalStorage):  # type: ignore[misc]  # hive
     def store_subkey(self, key: int, subkey: object, value: bytes, expiration_time: float) -> bool:
         """Store an entry if it is newer than what is here and within the quota of its sub-key."""
         held = self.get(key)
+        if held is None and len(self) >= MAX_DHT_KEYS:
+            return False
         entries = held.value if held is not None else None
         entry = entries.get(subkey) if isinstance(entries, dht_storage.DictionaryDHTValue) else None
         if entry is not None and entry.expiration_time >= expiration_time:

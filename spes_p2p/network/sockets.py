@@ -21,8 +21,9 @@ _SWEEP_AFTER_S = 60
 class SocketFolder:
     """A folder with mode 0700, locked as long as this object is open."""
 
-    def __init__(self) -> None:
-        root = Path(tempfile.gettempdir())
+    def __init__(self, root: Path | None = None) -> None:
+        """Below `root`, the system's temporary folder unless given."""
+        root = root or Path(tempfile.gettempdir())
         sweep(root)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
         self._lock = _try_lock(self.path)

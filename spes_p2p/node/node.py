@@ -256,7 +256,7 @@ class Node:
             changed=self._log.changed,
         )
         driver = Driver(machine, tools)
-        view.driver, view.sync, view.ledger = driver, sync, ledger
+        view.driver, view.sync = driver, sync
         self._driver, self._training = driver, training
         return driver
 

@@ -23,6 +23,7 @@ _RETRY_S = 1.0
 _FETCHES_AT_ONCE = 4
 _MAX_HANDOVER_BYTES = 8 << 30
 _CURVE_POINTS = 500
+_MAX_UPDATES = 1_000_000
 
 
 class Fetcher(Protocol):
@@ -52,8 +53,9 @@ class StateSync:
         self._notify = notify
         self._known_peers: tuple[PeerId, ...] = ()
         self._holders: tuple[PeerId, ...] = ()
+        self._updates = {update.round: update for update in ledger.updates(_MAX_UPDATES)}
         self._pending: dict[int, int] = {
-            update.round: update.tokens for update in ledger.updates(LATE_ROUNDS + 1) if update.verdict == "pending"
+            update.round: update.tokens for update in self._updates.values() if update.verdict == "pending"
         }
         self._handovers: list[tuple[PeerId, int, Digest, tuple[int, ...], tuple[int, ...]]] = []
         """(leaver, round, index blob, shards it left that are mine now, those of them that are new to me)."""
@@ -86,7 +88,7 @@ class StateSync:
     def published(self, result: fx.Trained) -> None:
         """An own update is on its way."""
         self._pending[result.round] = result.tokens
-        self._ledger.record_update(OwnUpdate(round=RoundNumber(result.round), verdict="pending", tokens=result.tokens))
+        self._record(result.round, "pending", result.tokens)
         self.keeper.note([piece.blob for piece in result.pieces], result.round)
 
     def _settle_updates(self, before: Head, after: Head) -> None:
@@ -101,9 +103,23 @@ class StateSync:
                 verdict = "not included"
             if verdict:
                 del self._pending[round_number]
-                self._ledger.record_update(OwnUpdate(round=RoundNumber(round_number), verdict=verdict, tokens=tokens))
+                self._record(round_number, verdict, tokens)
                 if verdict != "accepted":
                     self._notify("warning", f"this node's update of round {round_number} was {verdict}")
+
+    def _record(self, round_number: int, verdict: str, tokens: int) -> None:
+        update = OwnUpdate(round=RoundNumber(round_number), verdict=verdict, tokens=tokens)
+        self._updates[update.round] = update
+        self._ledger.record_update(update)
+
+    def own_updates(self, limit: int) -> tuple[OwnUpdate, ...]:
+        """What became of this node's newest updates, oldest first."""
+        return tuple(self._updates[number] for number in sorted(self._updates)[-limit:])
+
+    @property
+    def tokens_certified(self) -> int:
+        """Tokens of this node's accepted updates."""
+        return sum(update.tokens for update in self._updates.values() if update.verdict.startswith("accepted"))
 
     # --- blobs -------------------------------------------------------------------------------------------------------
 

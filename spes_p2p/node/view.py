@@ -33,7 +33,6 @@ from spes_p2p.node.state_sync import StateSync
 from spes_p2p.node.worker import Restarting, Worker
 from spes_p2p.node.worker_messages import Progress as TrainProgress
 from spes_p2p.protocol.progress import Progress
-from spes_p2p.storage.ledger import Ledger
 
 _CURVE_POINTS = 400
 _RATE_WINDOW_S = 5.0
@@ -94,10 +93,8 @@ class View:
     driver: Driver | None = None
     sync: StateSync | None = None
     worker: Worker | None = None
-    ledger: Ledger | None = None
     waiting_for: str = ""
     """Before the machine runs: what the start waits for."""
-    tokens_total: int = 0
     rates: Rates = field(default_factory=Rates)
     _memory: tuple[float, int] = (0.0, 0)
 
@@ -161,12 +158,12 @@ class View:
 
     def _learning(self) -> LearningView:
         latest = self.watch.latest
-        updates = self.ledger.updates(_UPDATES_SHOWN) if self.ledger is not None else ()
+        updates = self.sync.own_updates(_UPDATES_SHOWN) if self.sync is not None else ()
         return LearningView(
             loss_curve=tuple(self.watch.curve),
             val_curve=tuple(self.sync.val_curve) if self.sync is not None else (),
             tokens_per_s=latest.tokens_per_s if latest is not None else 0.0,
-            tokens_total=sum(update.tokens for update in updates if update.verdict.startswith("accepted")),
+            tokens_total=self.sync.tokens_certified if self.sync is not None else 0,
             inner_step=latest.local_step if latest is not None else 0,
             inner_steps=latest.num_inner_steps if latest is not None else 0,
             global_step=latest.global_step if latest is not None else 0,

@@ -107,7 +107,10 @@ class Context:
                     self.emit(send)
 
     def want(self, ref: Ref, sources: Iterable[PeerId]) -> None:
-        """Ask for an object until `found`: one source at a time, the next after each `resend`."""
+        """Ask for an object until `found`: one source at a time, the next after each `resend`.
+
+        What is asked for is named by something signed, or counted where it came from: the number is bounded.
+        """
         wanted = self._wants.setdefault(ref, _Wanted([], 0, self.now_ms))
         for source in sources:
             if source != self.me and source not in wanted.sources:

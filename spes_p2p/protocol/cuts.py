@@ -11,7 +11,8 @@ from spes_p2p.protocol.codec import check_signature, cut_hash, receipt_hash
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.evidence import conflicting
 from spes_p2p.protocol.messages import Cut, CutAnnouncement, CutItem, CutMessage, Ref, Signed
-from spes_p2p.protocol.statements import Item, check_cut, item_sort_key
+from spes_p2p.protocol.params import MAX_VIEWS_AHEAD
+from spes_p2p.protocol.statements import Item, Slot, check_cut, item_sort_key
 from spes_p2p.protocol.transition import Transition, advance
 from spes_p2p.protocol.updates import Held, Updates
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, RefKind
@@ -42,6 +43,8 @@ class Cuts:
         self.announced: dict[int, Signed] = {}
         """Per view, the leader's announcement."""
         self.announced_at_ms: dict[int, int] = {}
+        self.view = -1
+        """The open view, as `voting` sees it: how far ahead announcements are kept."""
 
     # --- timing ------------------------------------------------------------------------------------------------------
 
@@ -81,7 +84,7 @@ class Cuts:
         entries: list[CutItem] = []
         covered: set[PeerId] = set()
         for held in self._updates.slots.values():
-            if self._includable(held):
+            if self.includable(held):
                 identity = receipt_hash(held.receipt) if held.receipt else NO_DIGEST
                 entries.append(CutItem(ItemKind.UPDATE, held.signed.peer, held.hash, identity))
                 covered.add(held.signed.peer)
@@ -92,11 +95,12 @@ class Cuts:
         for (kind, peer, _), held in self._updates.slots.items():
             if kind is ItemKind.UPDATE or (kind is ItemKind.ALIVE and peer in covered):
                 continue
-            entries.append(CutItem(kind, peer, held.hash, NO_DIGEST))
+            entries.append(CutItem(kind, held.signed.peer, held.hash, NO_DIGEST))
         items = tuple(sorted(entries, key=item_sort_key))
         return Cut(terms.head.run.run_id, terms.head.epoch, terms.round, items)
 
-    def _includable(self, held: Held) -> bool:
+    def includable(self, held: Held) -> bool:
+        """Whether an update that is held may be an item of this round's cut."""
         row = self._context.terms.head.state.row(held.signed.peer)
         manifest = held.manifest
         return manifest is not None and held.receipt is not None and row is not None and manifest.round > row.base_round
@@ -111,23 +115,28 @@ class Cuts:
     def newest_complete(self) -> Cut | None:
         """The newest cut known, if it names every item that is held."""
         for known in sorted(self.known.values(), key=lambda known: (-known.received_at_ms, known.hash)):
-            if known.problem is None and not self.missing(known.cut, before_ms=self._context.now_ms):
+            if known.items is not None and not self.missing(known.items, before_ms=self._context.now_ms):
                 return known.cut
         return None
 
-    def add(self, message: CutMessage, sender: PeerId) -> KnownCut:
-        """A cut with its leader's signature. Raises RemoteProtocolError."""
+    def add(self, message: CutMessage, sender: PeerId) -> KnownCut | None:
+        """A cut with its leader's signature; None if it is not kept. Raises RemoteProtocolError."""
         context, signed = self._context, message.announcement
-        body = signed.body
+        body, head = signed.body, context.terms.head
         if not isinstance(body, CutAnnouncement) or body.cut != cut_hash(message.cut):
             raise RemoteProtocolError(sender, "a cut that its announcement does not name")
+        if (body.run, body.epoch, body.round) != (head.run.run_id, head.epoch, context.terms.round):
+            raise RemoteProtocolError(signed.peer, "a cut announced for another round")
         if signed.peer != context.terms.leader(body.view):
             raise RemoteProtocolError(signed.peer, f"a cut by a peer that does not lead view {body.view}")
+        if body.view > self.view + MAX_VIEWS_AHEAD:
+            return None
         before = self.announced.get(body.view)
         if before != signed:
             check_signature(signed, context.verifier)
             if before is not None and conflicting(before, signed):
                 self._updates.accuse(before, signed)
+                return None  # a second cut of one view counts only if a vote or a quorum certificate names it
             self.announced.setdefault(body.view, signed)
             self.announced_at_ms.setdefault(body.view, context.now_ms)
         return self.learn(message.cut, (signed.peer, sender))
@@ -174,23 +183,20 @@ class Cuts:
 
     # --- the inclusion rule ------------------------------------------------------------------------------------------
 
-    def missing(self, cut: Cut, before_ms: int) -> list[str]:
-        """What this peer held complete before that moment and the cut leaves out; by slot, never by hash."""
-        named: set[tuple[ItemKind, PeerId, int]] = set()
+    def missing(self, items: Iterable[Item], before_ms: int) -> list[str]:
+        """What this peer held complete before that moment and a cut leaves out; by slot, never by hash."""
+        named: set[Slot] = set()
         present: set[PeerId] = set()
-        for entry in cut.items:
-            statement = self._updates.by_hash.get(entry.statement)
-            manifest = statement.manifest if statement else None
-            base = manifest.round if manifest is not None and entry.kind is ItemKind.UPDATE else 0
-            named.add((entry.kind, entry.peer, base))
-            if entry.kind is not ItemKind.EVIDENCE:
-                present.add(entry.peer)
+        for item in items:
+            named.add(item.slot)
+            if item.entry.kind is not ItemKind.EVIDENCE:
+                present.add(item.entry.peer)
         found = []
         for (kind, peer, base), held in self._updates.slots.items():
             if held.held_at_ms > before_ms:
                 continue
             if kind is ItemKind.UPDATE:
-                if self._includable(held) and held.receipt_held_at_ms <= before_ms:
+                if self.includable(held) and held.receipt_held_at_ms <= before_ms:
                     if (kind, peer, base) not in named:
                         found.append(f"update of round {base}")
                 elif base == self._context.terms.round and peer not in present:

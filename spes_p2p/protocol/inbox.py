@@ -18,6 +18,13 @@ from spes_p2p.protocol.messages import (
 
 MAX_KEPT_PER_PEER = 256
 MAX_KEPT_BYTES_PER_PEER = 4 << 20
+"""Of one member; and of all strangers together, who may be members of the next round."""
+
+MAX_ANSWERS_PER_PAUSE = 64
+"""Certificates sent to one peer that asks or is behind, per pause."""
+
+MAX_PEERS_REMEMBERED = 4096
+"""Peers whose questions and answers are counted; beyond that the counts begin anew."""
 
 
 def round_of(message: Message) -> int:
@@ -38,26 +45,31 @@ def round_of(message: Message) -> int:
 
 
 class Inbox:
-    """Bounded per peer."""
+    """Bounded per member, and for all strangers together."""
 
     def __init__(self) -> None:
         self._kept: dict[int, list[tuple[PeerId, bytes]]] = {}
+        self._used: dict[PeerId | None, tuple[int, int]] = {}
+        """Member, or None for strangers -> (messages, bytes) kept."""
         self._asked_at_ms: dict[PeerId, int] = {}
-        self._answered_at_ms: dict[tuple[PeerId, int], int] = {}
+        self._answered_at_ms: dict[PeerId, dict[int, int]] = {}
 
-    def keep(self, round_number: int, sender: PeerId, data: bytes) -> None:
-        """Keep a message of the next round; beyond the bound it is dropped (its sender repeats it)."""
-        kept = self._kept.setdefault(round_number, [])
-        mine = [len(other) for peer, other in kept if peer == sender]
-        if len(mine) < MAX_KEPT_PER_PEER and sum(mine) + len(data) <= MAX_KEPT_BYTES_PER_PEER:
-            kept.append((sender, data))
+    def keep(self, round_number: int, sender: PeerId, data: bytes, *, member: bool) -> bool:
+        """Keep a message of the next round. False: beyond the bound, it is dropped and has to be asked for."""
+        owner = sender if member else None
+        messages, size_bytes = self._used.get(owner, (0, 0))
+        if messages >= MAX_KEPT_PER_PEER or size_bytes + len(data) > MAX_KEPT_BYTES_PER_PEER:
+            return False
+        self._used[owner] = (messages + 1, size_bytes + len(data))
+        self._kept.setdefault(round_number, []).append((sender, data))
+        return True
 
     def take(self, round_number: int) -> list[tuple[PeerId, bytes]]:
         """Messages kept for a round that opens now; those of older rounds are forgotten."""
         found = self._kept.pop(round_number, [])
-        self._kept = {number: kept for number, kept in self._kept.items() if number > round_number}
+        self._kept.clear()
+        self._used.clear()
         self._asked_at_ms.clear()
-        self._answered_at_ms = {key: at for key, at in self._answered_at_ms.items() if key[1] >= round_number - 3}
         return found
 
     def may_ask(self, peer: PeerId, now_ms: int, pause_ms: int) -> bool:
@@ -65,13 +77,17 @@ class Inbox:
         last = self._asked_at_ms.get(peer)
         if last is not None and now_ms < last + pause_ms:
             return False
+        if len(self._asked_at_ms) >= MAX_PEERS_REMEMBERED:
+            self._asked_at_ms.clear()
         self._asked_at_ms[peer] = now_ms
         return True
 
     def may_answer(self, peer: PeerId, round_number: int, now_ms: int, pause_ms: int) -> bool:
-        """Whether to send a peer the certificate of an old round now."""
-        last = self._answered_at_ms.get((peer, round_number))
-        if last is not None and now_ms < last + pause_ms:
+        """Whether to send a peer the certificate of an old round, or all of the open one, now."""
+        if len(self._answered_at_ms) >= MAX_PEERS_REMEMBERED:
+            self._answered_at_ms.clear()
+        recent = {number: at for number, at in self._answered_at_ms.get(peer, {}).items() if now_ms < at + pause_ms}
+        if round_number in recent or len(recent) >= MAX_ANSWERS_PER_PAUSE:
             return False
-        self._answered_at_ms[peer, round_number] = now_ms
+        self._answered_at_ms[peer] = recent | {round_number: now_ms}
         return True

@@ -95,7 +95,7 @@ class Leader:
         cut = self.cut_of_view(view)
         if cut is None or cut.transition is None:
             return None
-        parts = self._results(cut, cut.transition)
+        parts = self._results(view, cut.transition)
         if parts is None:
             return None
         merge_lists = b""
@@ -107,13 +107,13 @@ class Leader:
         body = make_body(self._context.terms, cut.transition, parts, merge_lists)
         return self._bodies.learn(body, merge_lists, [self._context.me])
 
-    def _results(self, cut: KnownCut, transition: Transition) -> tuple[Digest | None, ...] | None:
-        """Per part its agreed result, or None where it is kept; None as a whole: wait for more digests."""
+    def _results(self, view: int, transition: Transition) -> tuple[Digest | None, ...] | None:
+        """Per part its agreed result, or None where it is kept; None as a whole: wait for more digests, at most T."""
         parts = range(len(self._context.terms.aggregators))
         if not transition.contributions:
             return tuple(None for _ in parts)
         results = tuple(self._parts.result(transition.updates_hash, part) for part in parts)
-        waited_ms = self._context.now_ms - cut.received_at_ms
+        waited_ms = self._context.now_ms - self._cuts.announced_at_ms[view]
         if any(result is None for result in results) and waited_ms < self._context.terms.transfer_budget_ms:
             return None
         return results

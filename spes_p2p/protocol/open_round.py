@@ -38,10 +38,14 @@ from spes_p2p.protocol.messages import (
     Vote,
     Want,
 )
+from spes_p2p.protocol.params import LATE_ROUNDS
 from spes_p2p.protocol.parts import Parts
 from spes_p2p.protocol.updates import Held, History, Updates
 from spes_p2p.protocol.voting import Voting
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, RefKind, RefusalReason, Wire
+
+_MAX_OFFERS_PER_PEER = 2048
+"""Objects asked for in a round because one peer offered them."""
 
 
 class OpenRound:
@@ -60,6 +64,7 @@ class OpenRound:
         self.training_ended_at_ms: int | None = None
         self._stop_sent = False
         self._offered: dict[PeerId, set[Ref]] = {}
+        self._offers_taken: dict[PeerId, int] = {}
         self._relayed: dict[PeerId, int] = {}
         self._next_gossip_at_ms = context.opened_at_ms + context.terms.config.protocol.resend_ms
 
@@ -82,6 +87,10 @@ class OpenRound:
 
     def resume_update(self) -> bool:
         """After a restart, send the journalled update again instead of training twice for one round."""
+        for base_round in range(self.context.terms.round - LATE_ROUNDS, self.context.terms.round):
+            late = self.context.promised(f"manifest/{base_round}")
+            if late is not None:
+                self.say(late)
         promised = self.context.promised(f"manifest/{self.context.terms.round}")
         if promised is None:
             return False
@@ -117,9 +126,11 @@ class OpenRound:
         if current:
             self.training = False
             self.training_ended_at_ms = context.now_ms
-        prev = dict(head.recent).get(event.round - 1)
-        if not context.is_member or prev is None:
+        prev, row = dict(head.recent).get(event.round - 1), head.state.row(context.me)
+        if row is None or prev is None or event.round > context.terms.round:
             return
+        if event.round <= row.base_round or (ItemKind.UPDATE, context.me, event.round) in self.updates.slots:
+            return  # there is an update for this slot already; a second one would be equivocation
         if not event.pieces:
             if current:
                 alive = Alive(head.run.run_id, head.epoch, context.terms.round, False)
@@ -161,9 +172,7 @@ class OpenRound:
                 if self.context.is_wanted(Ref(RefKind.CUT, cut_hash(message), NO_DIGEST)):
                     self.cuts.learn(message, [sender])
             case Offer():
-                for ref in message.refs:
-                    if self.updates.lacks(ref):
-                        self.context.want(ref, [sender])
+                self._take_offer(sender, message)
             case Want():
                 self._answer(sender, message)
             case _:
@@ -191,6 +200,8 @@ class OpenRound:
 
     def late(self, sender: PeerId, message: Message) -> None:
         """A message of an older round: statements, acks and receipts still count."""
+        if sender not in self.context.terms.members and not isinstance(message, Signed):
+            return
         if isinstance(message, Signed):
             if isinstance(message.body, Manifest | Join | Leave | Claim | Evidence | Ack | Refusal):
                 self._signed(sender, message)
@@ -205,6 +216,14 @@ class OpenRound:
         held.refused_by.add(signed.peer)
         reason = refusal.reason.name.lower().replace("_", " ")
         self.context.notify(f"a peer refused this node's update of round {refusal.round}: {reason}", "warning")
+
+    def _take_offer(self, sender: PeerId, offer: Offer) -> None:
+        """Ask for what is news, up to a number per peer: an offer costs its sender nothing."""
+        for ref in offer.refs:
+            taken = self._offers_taken.get(sender, 0)
+            if taken < _MAX_OFFERS_PER_PEER and self.updates.lacks(ref):
+                self._offers_taken[sender] = taken + 1
+                self.context.want(ref, [sender])
 
     def _wanted_body(self, sender: PeerId, message: BodyMessage) -> None:
         if self.context.is_wanted(Ref(RefKind.BODY, body_hash(message.body), NO_DIGEST)):
@@ -248,7 +267,8 @@ class OpenRound:
                 if cut is not None:
                     found.append(encode(CutMessage(announcement, cut.cut)))
         if peer in self.context.terms.voters:
-            found += self.voting.log
+            found += [encode(signed) for signed in self.parts.everything()]
+            found += [data for _, data in self.voting.log]
         return found
 
     # --- acting ------------------------------------------------------------------------------------------------------
@@ -291,9 +311,10 @@ class OpenRound:
         return due if self.training else None
 
     def _view0_due_ms(self) -> int | None:
-        """When view 0 begins at the latest; not before this peer's own training has ended."""
+        """When view 0 begins at the latest; not before this peer's own training has ended, or should have."""
         if self.training:
-            return None
+            protocol = self.context.terms.config.protocol
+            return self.context.opened_at_ms + protocol.round_max_ms + protocol.train_grace_ms
         return self.cuts.view0_due_ms(self.training_ended_at_ms)
 
     def _begin_view0(self) -> None:
@@ -323,8 +344,9 @@ class OpenRound:
         for voter in self.context.terms.voters:
             begin = self._relayed.get(voter, 0)
             self._relayed[voter] = len(self.voting.log)
-            for data in self.voting.log[begin:]:
-                self.context.send_bytes([voter], data)
+            for author, data in self.voting.log[begin:]:
+                if author != voter:
+                    self.context.send_bytes([voter], data)
 
     def deadline_ms(self) -> int | None:
         """When something is due next."""
@@ -342,6 +364,8 @@ class OpenRound:
         else:
             began = self.voting.began_at_ms[self.voting.view]
             candidates += [context.opened_at_ms + protocol.round_min, began + budget]
+            announced_at_ms = self.cuts.announced_at_ms.get(self.voting.view)
+            candidates.append(None if announced_at_ms is None else announced_at_ms + budget)
         for known in self.cuts.known.values():
             at = known.received_at_ms
             candidates += [at + budget // 2, at + budget - protocol.view_timeout(0) // 2, at + budget]

@@ -12,6 +12,9 @@ from spes_p2p.protocol.effects import Aggregate
 from spes_p2p.protocol.messages import PartDigest, Signed
 from spes_p2p.protocol.updates import Updates
 
+_MAX_UPDATE_SETS = 64
+"""Different sets of updates that one aggregator's digests may be over in a round: one per view is honest."""
+
 
 class Parts:
     """Part results of one round, by the hash of the updates they are over."""
@@ -21,10 +24,12 @@ class Parts:
         self._updates = updates
         self._digests: dict[tuple[Digest, int], dict[PeerId, tuple[Signed, int]]] = {}
         """(updates, part) -> peer -> (signed digest, held since)."""
+        self._sets: dict[PeerId, set[Digest]] = {}
+        """Per aggregator, the sets of updates it has named."""
         self._asked: set[tuple[Digest, int]] = set()
         self._mine: dict[tuple[Digest, int], Digest] = {}
-        self._rechecks: dict[Digest, bool | None] = {}
-        """updates -> None: running; whether the recomputed part had the agreed digest."""
+        self._rechecks: set[Digest] = set()
+        """Sets of updates whose recheck has begun."""
         self.num_aggregated = 0
 
     # --- as an aggregator --------------------------------------------------------------------------------------------
@@ -85,10 +90,14 @@ class Parts:
             raise RemoteProtocolError(signed.peer, "malformed part digest")
         if signed.peer not in self._context.terms.eligible:
             raise RemoteProtocolError(signed.peer, "a part digest of a peer that does not aggregate")
-        votes = self._digests.setdefault((body.updates, body.part), {})
-        if signed.peer not in votes:
-            check_signature(signed, self._context.verifier)
-            votes[signed.peer] = (signed, self._context.now_ms)
+        if signed.peer in self._digests.get((body.updates, body.part), {}):
+            return
+        sets = self._sets.setdefault(signed.peer, set())
+        if body.updates not in sets and len(sets) >= _MAX_UPDATE_SETS:
+            return
+        check_signature(signed, self._context.verifier)
+        sets.add(body.updates)
+        self._digests.setdefault((body.updates, body.part), {})[signed.peer] = (signed, self._context.now_ms)
 
     def supporters(self, updates: Digest, part: int, value: Digest) -> tuple[PeerId, ...]:
         """Aggregators that say this digest."""
@@ -117,6 +126,10 @@ class Parts:
             for _, (signed, _) in sorted(votes.items())
         ]
 
+    def everything(self) -> list[Signed]:
+        """All digests of this round, for a voter that came back."""
+        return [signed for _, votes in sorted(self._digests.items()) for _, (signed, _) in sorted(votes.items())]
+
     # --- the private recheck -----------------------------------------------------------------------------------------
 
     def recheck(self, known: KnownCut, kept: frozenset[int], digests: tuple[Digest, ...]) -> bool | None:
@@ -135,7 +148,7 @@ class Parts:
         if transition.updates_hash not in self._rechecks:
             if not context.state_ready:
                 return None
-            self._rechecks[transition.updates_hash] = None
+            self._rechecks.add(transition.updates_hash)
             if (transition.updates_hash, part) not in self._asked:
                 self._aggregate(known, part, recheck=True)
         return None

@@ -71,6 +71,7 @@ class _Leaving:
     shards: tuple[int, ...] = ()
     successors: set[PeerId] = field(default_factory=set)
     done: bool = False
+    reported: bool = False
 
 
 class RoundMachine:
@@ -91,6 +92,9 @@ class RoundMachine:
         self._leaving: _Leaving | None = None
         self._ask_tip_at_ms = now_ms
         self._tip_turn = 0
+        self._behind = False
+        """Messages of later rounds could not be kept: there is more to ask for."""
+        self._due_ms: int | None = now_ms
         self._num_cuts = 0
         self._journal = dict(journal or {})
         self._effects: list[Effect] = []
@@ -133,6 +137,7 @@ class RoundMachine:
         """Effects of having been made: greetings, and what the journal promised."""
         self._round.context.now_ms = now_ms
         self._greet()
+        self._due_ms = self._next_deadline_ms()
         return self._flush()
 
     def handle(self, event: Input, now_ms: int) -> list[Effect]:
@@ -151,19 +156,24 @@ class RoundMachine:
             case fx.PeersKnown():
                 self._known_peers = tuple(sorted(set(event.peers) - {context.me}))
             case fx.LeaveWanted():
-                self._leaving = _Leaving(event.handover or NO_DIGEST, event.handover_bytes)
-                self._say_leave()
+                self._leave_wanted(event)
             case fx.HandoverTaken():
                 context.send([event.leaver], HandoverDone(event.round, event.handover))
             case fx.Tick():
-                self._tick()
+                pass
             case _:
                 self._round.local(event)
+        if isinstance(event, fx.Tick) or (self._due_ms is not None and now_ms >= self._due_ms):
+            self._tick()  # whatever comes in: a busy shell may never find the time for a `Tick`
         self._advance()
+        self._due_ms = self._next_deadline_ms()
         return self._flush()
 
     def deadline_ms(self) -> int | None:
         """When to call `handle(Tick())` at the latest."""
+        return self._due_ms
+
+    def _next_deadline_ms(self) -> int | None:
         candidates = [self._outbox.deadline_ms(), self._round.deadline_ms(), self._ask_tip_at_ms]
         return min((at for at in candidates if at is not None), default=None)
 
@@ -203,7 +213,7 @@ class RoundMachine:
             try:
                 self._receive(sender, data)
             except RemoteProtocolError as error:
-                context.notify(f"dropped a message kept for this round: {error.reason}", "warning")
+                self._round.context.notify(f"dropped a message kept for this round: {error.reason}", "warning")
 
     def _carry(self, held: Held) -> None:
         """Keep a statement that was not in the cut while it is still valid."""
@@ -254,6 +264,7 @@ class RoundMachine:
         if not context.is_member:
             return
         trains = context.terms.round > 1 and not self._finished and self._leaving is None
+        trains = trains and context.promised("alive-no-more") is None  # said before a restart
         self._round.will_train = trains
         self._say_claim()
         self._say_leave()
@@ -309,6 +320,11 @@ class RoundMachine:
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 
+    def _leave_wanted(self, event: fx.LeaveWanted) -> None:
+        if self._leaving is None or self._leaving.certified_at_ms is None:
+            self._leaving = _Leaving(event.handover or NO_DIGEST, event.handover_bytes)
+            self._say_leave()
+
     def _say_leave(self) -> None:
         context = self._round.context
         if self._leaving is None or self._leaving.certified_at_ms is not None:
@@ -320,7 +336,10 @@ class RoundMachine:
         body = Leave(
             head.run.run_id, head.epoch, context.terms.round, self._leaving.handover, self._leaving.handover_bytes
         )
-        self._round.say(context.sign_once("leave", body))
+        signed = context.sign_once("leave", body)
+        if isinstance(signed.body, Leave):
+            self._leaving.handover = signed.body.handover  # what was promised first counts
+        self._round.say(signed)
 
     def _note_leave(self, certificate: Certificate, head: Head) -> None:
         leaving, me = self._leaving, self._signer.peer_id
@@ -349,15 +368,22 @@ class RoundMachine:
             self._answer_tip(sender, message)
             return
         number = round_of(message)
+        if number < 0:
+            raise RemoteProtocolError(sender, "a message that belongs to no round")
         if number > context.terms.round:
-            if number == context.terms.round + 1:
-                self._inbox.keep(number, sender, data)
+            keeps = number == context.terms.round + 1
+            if not keeps or not self._inbox.keep(number, sender, data, member=sender in context.terms.members):
+                self._behind = True
             if self._inbox.may_ask(sender, context.now_ms, context.terms.config.protocol.resend_ms):
                 self._ask_tip(sender)
             return
         if isinstance(message, Certificate):
             if number == context.terms.round:
+                catching_up = self._behind or not context.state_ready or not context.is_member
                 self._finish(message)
+                if catching_up:
+                    self._behind = False
+                    self._ask_tip(sender)
             return
         if number < context.terms.round:
             self._answer_late(sender, message, number)
@@ -388,7 +414,8 @@ class RoundMachine:
         if leaving is not None and leaving.certified_at_ms is not None and not leaving.done:
             waited_ms = self._round.context.now_ms - leaving.certified_at_ms
             leaving.done = waited_ms >= self.head.run.config.protocol.round_max_ms
-        if leaving is not None and leaving.done:
+        if leaving is not None and leaving.done and not leaving.reported:
+            leaving.reported = True
             self._round.context.emit(fx.Left())
 
     # --- tips --------------------------------------------------------------------------------------------------------
@@ -400,12 +427,17 @@ class RoundMachine:
 
     def _answer_tip(self, sender: PeerId, ask: TipAsk) -> None:
         context = self._round.context
+        resend_ms = context.terms.config.protocol.resend_ms
+        if ask.round <= context.terms.round and not self._inbox.may_answer(
+            sender, ask.round, context.now_ms, resend_ms // 2
+        ):
+            return
         if ask.round < context.terms.round:
             self._send_certificate(sender, ask.round)
         elif ask.round == context.terms.round:
             for data in self._round.everything(sender):
                 context.emit(self._outbox.once(sender, data))
-        elif self._inbox.may_ask(sender, context.now_ms, context.terms.config.protocol.resend_ms):
+        elif self._inbox.may_ask(sender, context.now_ms, resend_ms):
             self._ask_tip(sender)
 
     def _send_certificate(self, peer: PeerId, number: int) -> None:

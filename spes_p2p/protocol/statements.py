@@ -189,7 +189,6 @@ class Item:
             raise RemoteProtocolError(self.signed.peer, "an update item without a manifest")
         return self.signed.body
 
-
     @property
     def slot(self) -> Slot:
         """The slot it takes in the cut; a manifest without receipt takes that of `Alive`."""

@@ -16,24 +16,21 @@ from spes_p2p.protocol.messages import Ack, Alive, Evidence, Manifest, Receipt, 
 from spes_p2p.protocol.params import LATE_ROUNDS
 from spes_p2p.protocol.state import ShardRow, shard_row_hash
 from spes_p2p.protocol.statements import (
-    STATEMENT_TYPES,
+    Slot,
     ack_counts,
     check_receipt,
     check_statement,
     enough_acks,
-    kind_of,
+    slot_of,
 )
 from spes_p2p.protocol.transition import psi_squared_norm
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind, RefKind, RefusalReason
 
-Slot = tuple[ItemKind, PeerId, int]
-"""Kind, author, and base round of an update (0 for all else)."""
-
 _NORMS_KEPT = 64
 """Norms of accepted updates that the bound is drawn from."""
 
-_MAX_EARLY_RECEIPTS = 256
-"""Receipts kept until their manifests come."""
+_MAX_EARLY_RECEIPTS = 64
+"""Receipts of one sender kept until their manifests come."""
 
 _MAX_STRANGERS = 64
 """Joins of peers outside the roster that are kept in a round."""
@@ -49,6 +46,9 @@ class Held:
     checks: dict[int, RefusalReason | None] = field(default_factory=dict)
     """Per piece: why this peer refused it, or None if it is stored and fine."""
     asked: set[int] = field(default_factory=set)
+    """Pieces that are being checked here, or were."""
+    spread: set[int] = field(default_factory=set)
+    """Expert pieces that are brought here without a check, by a peer that does not acknowledge."""
     acked: frozenset[int] = frozenset()
     acks: dict[PeerId, Signed] = field(default_factory=dict)
     receipt: Receipt | None = None
@@ -99,42 +99,55 @@ class Updates:
         self._context = context
         self._history = history
         self.slots: dict[Slot, Held] = {}
+        """What this peer would put into a cut."""
         self.by_hash: dict[Digest, Held] = {}
+        """The same, and what others' cuts name in its place."""
         self.receipts: dict[Digest, Receipt] = {}
-        self._early_receipts: dict[Digest, Receipt] = {}
+        self._early_receipts: dict[tuple[Digest, PeerId], Receipt] = {}
+        """(manifest, sender) -> a receipt whose manifest has not come."""
         self.half_at_ms: int | None = None
         """Since when manifests of this round of at least half of the members are held."""
 
     # --- statements --------------------------------------------------------------------------------------------------
 
     def add(self, signed: Signed) -> bool:
-        """Take a statement of any peer. Raises RemoteProtocolError. Returns whether it is new."""
+        """Take a statement of any peer. Raises RemoteProtocolError. Returns whether it took its slot."""
         identity = statement_hash(signed)
         if identity in self.by_hash:
             return False
-        body = signed.body
-        if not isinstance(body, STATEMENT_TYPES):
-            raise RemoteProtocolError(signed.peer, f"a {body.tag} is no statement")
-        context = self._context
-        check_statement(context.terms, signed, context.verifier)
-        kind = kind_of(body)
-        slot = (kind, signed.peer, body.round if kind is ItemKind.UPDATE else 0)
+        check_statement(self._context.terms, signed, self._context.verifier)
+        return self._insert(Held(signed=signed, hash=identity, held_at_ms=self._context.now_ms))
+
+    def _insert(self, held: Held) -> bool:
+        """Enter a valid statement. One whose slot is taken is kept only if somebody's cut names it."""
+        context, signed = self._context, held.signed
+        slot, ref = slot_of(signed), Ref(RefKind.STATEMENT, held.hash, NO_DIGEST)
         before = self.slots.get(slot)
-        if before is not None and not self._replaces(before.signed, signed):
+        takes = before is None or self._replaces(before.signed, signed)
+        if not takes and not context.is_wanted(ref):
             return False
-        strangers = sum(1 for other in self.slots if other[1] not in context.terms.members)
-        if signed.peer not in context.terms.members and before is None and strangers >= _MAX_STRANGERS:
-            raise RemoteProtocolError(signed.peer, "too many joins in one round")
-        held = Held(signed=signed, hash=identity, held_at_ms=before.held_at_ms if before else context.now_ms)
-        self.slots[slot] = held
-        self.by_hash[identity] = held
-        context.found(Ref(RefKind.STATEMENT, identity, NO_DIGEST))
-        if kind is ItemKind.UPDATE:
-            self._begin_update(held)
-            early = self._early_receipts.pop(identity, None)
-            if early is not None:
-                self.add_receipt(early)
-        return True
+        if signed.peer not in context.terms.members and before is None and self._num_strangers() >= _MAX_STRANGERS:
+            return False
+        if takes:
+            held.held_at_ms = before.held_at_ms if before else held.held_at_ms
+            self.slots[slot] = held
+        self.by_hash[held.hash] = held
+        context.found(ref)
+        if held.manifest is not None:
+            if takes:
+                self._begin_update(held)
+            self._take_early_receipts(held)
+        return takes
+
+    def _num_strangers(self) -> int:
+        return sum(1 for _, peer, _ in self.slots if peer not in self._context.terms.members)
+
+    def _take_early_receipts(self, held: Held) -> None:
+        for key in [key for key in self._early_receipts if key[0] == held.hash]:
+            try:
+                self.add_receipt(self._early_receipts.pop(key))
+            except RemoteProtocolError as error:
+                self._context.notify(f"dropped a receipt that came before its manifest: {error.reason}", "warning")
 
     def _replaces(self, before: Signed, after: Signed) -> bool:
         """Whether a second statement takes the slot; two manifests for one slot are evidence."""
@@ -143,6 +156,8 @@ class Updates:
             return False
         if isinstance(before.body, Alive) and isinstance(after.body, Alive):
             return before.body.more and not after.body.more
+        if isinstance(before.body, Evidence):
+            return False
         return after.body.round > before.body.round
 
     def accuse(self, first: Signed, second: Signed) -> None:
@@ -197,17 +212,21 @@ class Updates:
         patience = (context.now_ms - held.held_at_ms) // context.terms.config.protocol.resend_ms
         reach = context.terms.replicas + 1 + patience
         for index, piece in enumerate(manifest.pieces):
-            if index in held.asked:
+            if index in (held.asked if acking else held.spread):
                 continue
             if piece.kind is PieceKind.PSI:
                 order = context.terms.aggregators[piece.index]
                 if not acking or order.index(context.me) >= reach:
                     continue
-            held.asked.add(index)
+            row = self._history.rows.get(piece.base_row)
+            unknown = piece.kind is PieceKind.EXPERT and row is None and manifest.round < context.terms.round
+            if acking and unknown:
+                continue  # a late update from before this process began: others can tell, this peer cannot
             if not acking:
+                held.spread.add(index)
                 context.emit(FetchBlob(blob=piece.blob, max_bytes=piece.size_bytes, sources=(held.signed.peer,)))
                 continue
-            row = self._history.rows.get(piece.base_row)
+            held.asked.add(index)
             if piece.kind is PieceKind.EXPERT and (row is None or row.shard != piece.index):
                 self.piece_checked(held.hash, index, RefusalReason.BASE_ROW)
                 continue
@@ -264,11 +283,21 @@ class Updates:
         if manifest is None or held.asked - held.checks.keys():
             return
         good = frozenset(index for index, reason in held.checks.items() if reason is None)
-        if good and good != held.acked:
+        if good and good != held.acked and self._promise_slot(held):
             held.acked = good
             marks = bitmap(good, len(manifest.pieces))
             ack = Ack(manifest.run, manifest.epoch, manifest.round, held.hash, marks)
             context.send([held.signed.peer], sign(context.signer, ack))
+
+    def _promise_slot(self, held: Held) -> bool:
+        """Journal which manifest of a slot this peer acknowledges; False if it was another, before a restart."""
+        context = self._context
+        _, peer, base_round = slot_of(held.signed)
+        slot = f"acked/{peer.hex()}/{base_round}"
+        if context.journal.get(context.key + slot, held.hash) != held.hash:
+            return False
+        context.persist(slot, held.hash)
+        return True
 
     # --- receipts ----------------------------------------------------------------------------------------------------
 
@@ -278,6 +307,8 @@ class Updates:
         held = self.by_hash.get(ack.manifest) if isinstance(ack, Ack) else None
         if held is None or held.manifest is None or held.signed.peer != self._context.me:
             return
+        if signed.peer not in self._context.terms.eligible:
+            return  # it was eligible in the round of the update, perhaps
         # Raises for an ack that is not what it should be.
         ack_counts(
             self._context.terms,
@@ -306,26 +337,30 @@ class Updates:
         """Like `add_receipt`; if its update is not here yet, ask for that and keep the receipt for then."""
         if receipt.manifest in self.by_hash:
             self.add_receipt(receipt)
-        elif len(self._early_receipts) < _MAX_EARLY_RECEIPTS:
-            self._early_receipts[receipt.manifest] = receipt
+        elif sum(1 for _, other in self._early_receipts if other == sender) < _MAX_EARLY_RECEIPTS:
+            self._early_receipts[receipt.manifest, sender] = receipt
             self._context.want(Ref(RefKind.STATEMENT, receipt.manifest, NO_DIGEST), [sender])
 
-    def carry(self, held: Held) -> None:
-        """Take over a statement of the previous round with what is known about it. Raises RemoteProtocolError."""
-        check_statement(self._context.terms, held.signed, self._context.verifier)
-        self.add(held.signed)
-        mine = self.by_hash.get(held.hash)
-        manifest = held.manifest
-        if mine is None or manifest is None:
-            return
-        mine.checks, mine.acked, mine.acks = held.checks, held.acked, held.acks
-        mine.asked |= held.asked
-        self._context.held.update(manifest.pieces[i].blob for i, reason in held.checks.items() if reason is None)
-        if held.signed.peer == self._context.me:
-            self._context.held.update(piece.blob for piece in manifest.pieces)
-            self._try_receipt(mine)
-        elif held.receipt is not None:
-            self.add_receipt(held.receipt)
+    def carry(self, old: Held) -> None:
+        """Take over a statement of the previous round with what is known about it.
+
+        Raises RemoteProtocolError if it, or its receipt, is no longer valid; without its receipt it stays held.
+        """
+        context, manifest = self._context, old.manifest
+        check_statement(context.terms, old.signed, context.verifier)
+        held = Held(signed=old.signed, hash=old.hash, held_at_ms=context.now_ms)
+        held.refused_by = old.refused_by
+        if manifest is not None:
+            held.checks, held.asked, held.acked = old.checks, old.asked, old.acked
+            held.acks = {peer: ack for peer, ack in old.acks.items() if peer in context.terms.eligible}
+            context.held.update(manifest.pieces[i].blob for i, reason in old.checks.items() if reason is None)
+            if old.signed.peer == context.me:
+                context.held.update(piece.blob for piece in manifest.pieces)
+            if old.acked:
+                self._promise_slot(held)
+        self._insert(held)
+        if old.receipt is not None:
+            self.add_receipt(old.receipt)
 
     def add_receipt(self, receipt: Receipt) -> bool:
         """A receipt of an update that is held. Raises RemoteProtocolError. Returns whether it is new."""
@@ -334,9 +369,12 @@ class Updates:
         if held is None or held.manifest is None or identity in self.receipts:
             return False
         context = self._context
+        ref = Ref(RefKind.RECEIPT, identity, receipt.manifest)
+        if held.receipt is not None and not context.is_wanted(ref):
+            return False  # one is enough, unless a cut names this one
         check_receipt(context.terms, receipt, held.signed.peer, held.manifest, context.verifier)
         self.receipts[identity] = receipt
-        context.found(Ref(RefKind.RECEIPT, identity, receipt.manifest))
+        context.found(ref)
         if held.receipt is None:
             held.receipt = receipt
             held.receipt_held_at_ms = context.now_ms
@@ -367,7 +405,7 @@ class Updates:
     def sources(self) -> dict[Digest, tuple[PeerId, ...]]:
         """Who may have a piece: its author, then those who acknowledged the update."""
         found: dict[Digest, tuple[PeerId, ...]] = {}
-        for held in self.slots.values():
+        for held in self.by_hash.values():
             if held.manifest is not None:
                 for piece in held.manifest.pieces:
                     found[piece.blob] = (held.signed.peer, *sorted(held.acks))

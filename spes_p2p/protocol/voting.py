@@ -23,7 +23,7 @@ from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol.bodies import Bodies, KnownBody
 from spes_p2p.protocol.certificate import make_certificate, make_qc, verify_qc
-from spes_p2p.protocol.codec import check_signature, decode, encode
+from spes_p2p.protocol.codec import body_hash, check_signature, decode, encode
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import Cuts
 from spes_p2p.protocol.evidence import conflicting
@@ -38,9 +38,13 @@ from spes_p2p.protocol.messages import (
     ViewChange,
     Vote,
 )
+from spes_p2p.protocol.params import MAX_VIEWS_AHEAD
 from spes_p2p.protocol.parts import Parts
 from spes_p2p.protocol.updates import Updates
 from spes_p2p.protocol.wire import NO_DIGEST, RefKind, Step
+
+_MAX_LOGGED_WISHES = 256
+"""View changes of one voter that are passed on in a round: more views than any round needs."""
 
 Votes = dict[int, dict[PeerId, Signed]]
 
@@ -73,8 +77,9 @@ class Voting:
         self.wishes: dict[PeerId, Signed] = {}
         """Per voter, the highest view it asks for."""
         self._wished = 0
-        self.log: list[bytes] = []
-        """Votes, wishes and proposals of all, in order of arrival, for those who miss them."""
+        self.log: list[tuple[PeerId, bytes]] = []
+        """(author, message): votes, wishes and proposals of all, in order of arrival, for those who miss them."""
+        self._logged_wishes: dict[PeerId, int] = {}
 
     def restore(self, journal: Mapping[str, bytes]) -> None:
         """Take up the round where the journal left it: the same view, lock, and votes, sent again as they were."""
@@ -91,7 +96,7 @@ class Voting:
             view, body = entries["lock"].decode().split()
             self.lock = Lock(int(view), Digest(bytes.fromhex(body)))
         if "view" in entries:
-            self.view = int(entries["view"])
+            self.view = self._cuts.view = int(entries["view"])
             self.began_at_ms[self.view] = context.now_ms
         for slot in entries:
             if slot.startswith(("signed/vote/", "signed/wish/")):
@@ -109,7 +114,7 @@ class Voting:
 
     def begin(self, view: int) -> None:
         """Enter a view."""
-        self.view = view
+        self.view = self._cuts.view = view
         self.began_at_ms[view] = self._context.now_ms
         self._context.persist("view", str(view).encode())
         self._revote()
@@ -157,7 +162,10 @@ class Voting:
         if body.qc is not None:
             self._learn_qc(body.qc, signed.peer)
         self.wishes[signed.peer] = signed
-        self.log.append(encode(signed))
+        logged = self._logged_wishes.get(signed.peer, 0)
+        if logged < _MAX_LOGGED_WISHES:
+            self._logged_wishes[signed.peer] = logged + 1
+            self.log.append((signed.peer, encode(signed)))
         self._follow_views()
 
     def _asked_views(self) -> list[int]:
@@ -186,7 +194,7 @@ class Voting:
             verify_qc(self._context.terms, qc, self._context.verifier)
             self.qc = qc
             self._context.persist("qc", encode(qc))
-        if qc.body not in self._bodies.known:
+        if qc == self.qc and qc.body not in self._bodies.known:
             self._context.want(Ref(RefKind.BODY, qc.body, NO_DIGEST), [source])
 
     # --- proposing ---------------------------------------------------------------------------------------------------
@@ -206,9 +214,13 @@ class Voting:
     def add_proposal(self, message: ProposalMessage, sender: PeerId) -> None:
         """A leader's proposal. Raises RemoteProtocolError."""
         signed, context = message.proposal, self._context
-        body = signed.body
+        body, head = signed.body, context.terms.head
         if not isinstance(body, Proposal) or signed.peer != context.terms.leader(body.view):
             raise RemoteProtocolError(signed.peer, "a proposal by a peer that does not lead its view")
+        if (body.run, body.epoch, body.round) != (head.run.run_id, head.epoch, context.terms.round):
+            raise RemoteProtocolError(signed.peer, "a proposal for another round")
+        if body.view > self.view + MAX_VIEWS_AHEAD:
+            return
         before = self.proposals.get(body.view)
         if before == signed:
             return
@@ -217,15 +229,17 @@ class Voting:
             if conflicting(before, signed):
                 self._updates.accuse(before, signed)
             return
-        known = self._bodies.learn(message.body, message.merge_lists, (signed.peer, sender))
-        extends = body.qc is None or (body.qc.body == body.body and body.qc.view < body.view)
-        if known.hash != body.body or not extends:
-            raise RemoteProtocolError(signed.peer, "a proposal that contradicts its body or quorum certificate")
+        if body_hash(message.body) != body.body:
+            raise RemoteProtocolError(sender, "a proposal with another body than it names")
         if body.qc is not None:
+            if body.qc.body != body.body or body.qc.view >= body.view:
+                raise RemoteProtocolError(signed.peer, "a proposal that contradicts its quorum certificate")
             verify_qc(context.terms, body.qc, context.verifier)
+        self._bodies.learn(message.body, message.merge_lists, (signed.peer, sender))
+        if body.qc is not None:
             self._learn_qc(body.qc, signed.peer)
         self.proposals[body.view] = signed
-        self.log.append(encode(message))
+        self.log.append((signed.peer, encode(message)))
         self._revote()
 
     # --- voting ------------------------------------------------------------------------------------------------------
@@ -235,6 +249,8 @@ class Voting:
         body, context = signed.body, self._context
         if not isinstance(body, Vote) or signed.peer not in context.terms.voters:
             raise RemoteProtocolError(signed.peer, "a vote of a peer that does not vote")
+        if body.view > self.view + MAX_VIEWS_AHEAD:
+            return
         votes = self.votes[body.step].setdefault(body.view, {})
         before = votes.get(signed.peer)
         if before is not None:
@@ -244,9 +260,11 @@ class Voting:
             return
         check_signature(signed, context.verifier)
         votes[signed.peer] = signed
-        self.log.append(encode(signed))
+        self.log.append((signed.peer, encode(signed)))
         if body.body != NO_DIGEST and body.body not in self._bodies.known:
-            context.want(Ref(RefKind.BODY, body.body, NO_DIGEST), [signed.peer])
+            backers = self.votes_for(body.step, body.view, body.body)
+            if len(backers) > context.terms.num_faults:  # one of them is honest and has it
+                context.want(Ref(RefKind.BODY, body.body, NO_DIGEST), backers)
         self._revote()
 
     def votes_for(self, step: Step, view: int, body: Digest) -> dict[PeerId, Signed]:
@@ -338,7 +356,7 @@ class Voting:
             before_ms = self.began_at_ms[0] - protocol.view_timeout(0)
         else:
             before_ms = self.began_at_ms.get(self.view - 1, self.began_at_ms[self.view] - protocol.view_timeout(0))
-        missing = self._cuts.missing(cut.cut, before_ms)
+        missing = self._cuts.missing(cut.items or (), before_ms)
         if missing:
             return f"the cut leaves out {missing[0]}"
         kept = self._bodies.kept(known)

@@ -2,6 +2,9 @@
 
 Deterministic for a seed. Messages take a random latency and may be lost; blobs are names with holders. It serves the
 tests of the protocol core; the network, the store and the trainer are real elsewhere.
+
+What must hold is checked as it happens (`InvariantError` names the seed): one body per round, each extends the last, no
+honest peer signs two values for one slot, restarts included, and no machine asks to be called again at once.
 """
 
 from __future__ import annotations
@@ -14,17 +17,31 @@ from dataclasses import dataclass, field
 from spes_p2p.config import RunConfig
 from spes_p2p.crypto import Identity, verify
 from spes_p2p.digests import digest
-from spes_p2p.errors import RemoteProtocolError
+from spes_p2p.errors import RemoteProtocolError, SpesError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol import effects as fx
-from spes_p2p.protocol.codec import pack_float
+from spes_p2p.protocol.codec import decode, encode, pack_float
+from spes_p2p.protocol.evidence import conflicting, exclusive_slot
 from spes_p2p.protocol.head import Head, genesis_head
-from spes_p2p.protocol.messages import BlobShare, Certificate, Piece, RunManifest
+from spes_p2p.protocol.messages import (
+    BlobShare,
+    Certificate,
+    CutMessage,
+    Message,
+    Piece,
+    ProposalMessage,
+    RunManifest,
+    Signed,
+)
 from spes_p2p.protocol.params import PieceSizes
 from spes_p2p.protocol.roster import invite_payload
 from spes_p2p.protocol.round import RoundMachine, Wishes
 from spes_p2p.protocol.state import shard_row_hash
 from spes_p2p.protocol.wire import PieceKind, RefusalReason
+
+
+class InvariantError(SpesError):
+    """Something happened in a simulated swarm that must never happen."""
 
 
 def identity_of(name: str) -> Identity:
@@ -80,6 +97,12 @@ class SimPeer:
     life: int = 0
     aggregates: Callable[[Digest], Digest] = lambda value: value
     """A liar changes the digest."""
+    tampers: Callable[[fx.Send], bytes | None] | None = None
+    """A liar changes the bytes on their way out, or swallows them (None). Its signatures are not watched."""
+    refuses: RefusalReason | None = None
+    """What others find when they check this peer's pieces."""
+    withholds: bool = False
+    """Serves no blob."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -100,7 +123,12 @@ class Swarm:
         self._count = 0
         self.blocked: Callable[[PeerId, PeerId], bool] = lambda sender, receiver: False
         self.problems: list[str] = []
+        """Messages that a machine refused."""
         self.messages = 0
+        self.seed = seed
+        self._bodies: dict[tuple[int, int], Digest] = {}
+        self._signed: dict[tuple[PeerId, tuple[str, int, int, int, int]], Signed] = {}
+        self._trace = digest("trace")
         sizes = PieceSizes(
             expert_blob_bytes=100_000,
             psi_piece_bytes=10_000,
@@ -162,6 +190,35 @@ class Swarm:
         """The peer of that name."""
         return self.peers[identity_of(name).peer_id]
 
+    # --- what must hold ----------------------------------------------------------------------------------------------
+
+    @property
+    def trace(self) -> str:
+        """Hash of everything that was sent and adopted, with its time."""
+        return self._trace.hex()
+
+    def _broken(self, what: str) -> InvariantError:
+        return InvariantError(f"seed {self.seed}, at {self.now_ms} ms: {what}")
+
+    def _check_adoption(self, peer: SimPeer, head: Head, certificate: Certificate) -> None:
+        self._trace = digest("trace", self._trace, self.now_ms, peer.peer_id, head.hash)
+        first = self._bodies.setdefault((head.epoch, head.round), head.hash)
+        if first != head.hash:
+            raise self._broken(f"{peer.name} adopted a second body of round {head.round}")
+        before = peer.heads[-1]
+        if head.round != before.round + 1 or certificate.body.prev != before.hash:
+            raise self._broken(f"{peer.name} adopted round {head.round} on top of another chain")
+
+    def _check_signed(self, peer: SimPeer, data: bytes) -> None:
+        """No honest peer ever signs two values for one slot."""
+        for signed in _signed_in(decode(data)):
+            slot = exclusive_slot(signed)
+            if slot is None or signed.peer != peer.peer_id:
+                continue
+            before = self._signed.setdefault((signed.peer, slot), signed)
+            if conflicting(before, signed):
+                raise self._broken(f"{peer.name} signed two values for {slot}")
+
     # --- time --------------------------------------------------------------------------------------------------------
 
     def at(self, delay_ms: int, action: Callable[[], None]) -> None:
@@ -203,7 +260,11 @@ class Swarm:
             effects = peer.machine.handle(event, self.now_ms)
         except RemoteProtocolError as error:
             self.problems.append(f"{self.now_ms} {peer.name}: {error.reason}")
-            effects = peer.machine.handle(fx.Tick(), self.now_ms)
+            event = fx.Tick()
+            effects = peer.machine.handle(event, self.now_ms)
+        due = peer.machine.deadline_ms()
+        if isinstance(event, fx.Tick) and due is not None and due <= self.now_ms:
+            raise self._broken(f"{peer.name} wants to be called again at once, for ever")
         self._run(peer, effects)
 
     def _run(self, peer: SimPeer, effects: list[fx.Effect]) -> None:
@@ -239,7 +300,8 @@ class Swarm:
             case fx.StopTraining():
                 self._trained(peer, effect.round)
             case fx.CheckPiece():
-                event = fx.PieceChecked(manifest=effect.manifest, piece=effect.piece_index, reason=None)
+                reason = self.peers[effect.author].refuses
+                event = fx.PieceChecked(manifest=effect.manifest, piece=effect.piece_index, reason=reason)
                 if self._transfer(peer, effect.piece.blob, effect.sources):
                     self.later(peer, line.transfer_ms, event)
                 else:
@@ -269,6 +331,16 @@ class Swarm:
 
     def _send(self, peer: SimPeer, send: fx.Send) -> None:
         self.messages += 1
+        self._trace = digest("trace", self._trace, self.now_ms, peer.peer_id, send.to, send.data)
+        data: bytes | None = send.data
+        if peer.tampers is not None:
+            data = peer.tampers(send)
+        else:
+            self._check_signed(peer, send.data)
+        if data is not None:
+            self._deliver(peer, fx.Send(ticket=send.ticket, to=send.to, data=data))
+
+    def _deliver(self, peer: SimPeer, send: fx.Send) -> None:
         target = self.peers.get(send.to)
         low, high = peer.line.latency_ms
         delay = self.random.randint(low, high)
@@ -309,7 +381,9 @@ class Swarm:
     def _transfer(self, peer: SimPeer, blob: Digest, sources: tuple[PeerId, ...]) -> bool:
         for source in sources:
             other = self.peers.get(source)
-            if other is not None and other.alive and blob in other.blobs and not self.blocked(source, peer.peer_id):
+            if other is None or not other.alive or other.withholds or blob not in other.blobs:
+                continue
+            if not self.blocked(source, peer.peer_id):
                 peer.blobs.add(blob)
                 return True
         return blob in peer.blobs
@@ -318,6 +392,7 @@ class Swarm:
         for contribution in effect.contributions:
             blob = contribution.pieces[effect.part].blob
             if not self._transfer(peer, blob, effect.sources.get(blob, ())):
+                self._aggregate_later(peer, effect)
                 return
         names = [digest("c", c.peer, c.manifest, int(c.weight * 4)) for c in effect.contributions]
         value = digest("result", effect.part, effect.previous, *names)
@@ -327,7 +402,18 @@ class Swarm:
         event = fx.Aggregated(updates=effect.updates, part=effect.part, digest=value, recheck=effect.recheck)
         self.later(peer, peer.line.work_ms, event)
 
+    def _aggregate_later(self, peer: SimPeer, effect: fx.Aggregate) -> None:
+        """Try again while the round is open: a piece could not be had."""
+        life, round_number = peer.life, peer.machine.head.round
+
+        def again() -> None:
+            if peer.life == life and peer.machine.head.round == round_number:
+                self._aggregate(peer, effect)
+
+        self.at(10 * peer.line.transfer_ms, again)
+
     def _adopt(self, peer: SimPeer, effect: fx.Adopt) -> None:
+        self._check_adoption(peer, effect.head, effect.certificate)
         peer.certificates.append(effect.certificate)
         peer.heads.append(effect.head)
         prefix = f"{effect.head.epoch:06d}/{effect.head.round + 1:010d}/"
@@ -354,11 +440,21 @@ class Swarm:
             self.at(500, lambda: self._load(peer, head, missing, holders) if peer.life == life else None)
 
     def _serve(self, peer: SimPeer, effect: fx.Serve) -> None:
-        from spes_p2p.protocol.codec import encode
-
         for certificate in peer.certificates:
             if certificate.body.round == effect.round:
                 self._send(peer, fx.Send(ticket=0, to=effect.to, data=encode(certificate)))
+
+
+def _signed_in(message: Message) -> tuple[Signed, ...]:
+    match message:
+        case Signed():
+            return (message,)
+        case CutMessage():
+            return (message.announcement,)
+        case ProposalMessage():
+            return (message.proposal,)
+        case _:
+            return ()
 
 
 def _lists(shards: tuple[tuple[BlobShare, ...], ...]) -> bytes:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from random import Random
 
@@ -20,6 +21,7 @@ from spes_p2p.errors import BlobError, RemoteProtocolError, TransportError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.ports import BlobStore, Transport
 from spes_p2p.storage.blobs import DiskBlobs
+from spes_p2p.testing.loopback import loopback_swarm
 from spes_p2p.testing.network import MemoryNetwork, MemoryTransport
 
 DATA = Random(5).randbytes(2 * CHUNK_BYTES + 12_345)
@@ -72,10 +74,22 @@ def memory_swarm(folder: Path) -> Swarm:
     return swarm
 
 
-SWARMS: dict[str, Callable[[Path], Swarm]] = {"memory": memory_swarm}
+def p2p_swarm(folder: Path) -> Swarm:
+    @asynccontextmanager
+    async def swarm(num_peers: int) -> AsyncIterator[Sequence[Member]]:
+        async with loopback_swarm(folder) as peers:
+            started = [await peers.start(number + 1) for number in range(num_peers)]
+            for one, other in permutations(started, 2):
+                one.transport.add_peer(other.identity.peer_id, await other.transport.addresses())
+            yield [Member(transport=peer.transport, blobs=peer.blobs) for peer in started]
+
+    return swarm
 
 
-@pytest.fixture(params=sorted(SWARMS))
+SWARMS: dict[str, Callable[[Path], Swarm]] = {"memory": memory_swarm, "p2p": p2p_swarm}
+
+
+@pytest.fixture(params=["memory", pytest.param("p2p", marks=pytest.mark.live)])
 def swarm(request: pytest.FixtureRequest, tmp_path: Path) -> Swarm:
     kind: str = request.param
     return SWARMS[kind](tmp_path)

@@ -1,0 +1,189 @@
+"""A swarm of real processes on loopback, put together from the commands as a person would, for the live tests.
+
+Everything lives under one folder; waits are bounded and end when their condition holds.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from spes_p2p.client.demo.config import write_toml
+from spes_p2p.client.demo.processes import Child, Leftovers, child_environment
+from spes_p2p.config import RunConfig
+from spes_p2p.errors import LocalStateError, SpesError, UnreachableError
+from spes_p2p.node.control_client import read_snapshot
+from spes_p2p.node.history import RoundRecord, read_history
+from spes_p2p.node.snapshot import NodeSnapshot
+
+LISTEN = "/ip4/127.0.0.1/tcp/0"
+_POLL_S = 0.2
+_END_S = 20.0
+
+
+def quick_config(**protocol: object) -> RunConfig:
+    """A run small enough for six peers on two cores, with rounds of a few seconds."""
+    return RunConfig.model_validate(
+        {
+            "name": "live",
+            "experts_per_shard": 2,
+            "model": {"width": 32, "num_layers": 2, "num_heads": 2, "num_kv_heads": 2, "expert_width": 32},
+            "training": {
+                "sequence_length": 64,
+                "batch_sequences": 4,
+                "inner_steps": [[0, 10]],
+                "total_steps": 200,
+                "warmup_steps": 5,
+                "peak_lr": 3e-3,
+                "merge": {"interval_steps": 10, "warmup_steps": 60},
+            },
+            "protocol": {
+                "round_max_ms": 20_000,
+                "round_min_ms": 1_000,
+                "train_grace_ms": 3_000,
+                "min_rate_bytes_per_s": 5_000_000,
+                "view_timeout_base_ms": 2_000,
+                "view_timeout_step_ms": 1_000,
+                "resend_ms": 1_000,
+                "parts": 4,
+                **protocol,
+            },
+            "held_out_bytes": 8_192,
+        }
+    )
+
+
+class LiveSwarm:
+    """The processes of one swarm, by name."""
+
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        self.folder = folder
+        self.config = config
+        self.children: dict[str, Child] = {}
+        self.leftovers = Leftovers()
+        self.link = ""
+        self.address = ""
+        folder.mkdir(parents=True, exist_ok=True)
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "spes_p2p.client", *arguments],
+            capture_output=True,
+            text=True,
+            env=child_environment(self.folder),
+            stdin=subprocess.DEVNULL,
+            timeout=120,
+            check=False,
+        )
+
+    def output(self, *arguments: str) -> str:
+        """What a command that must succeed prints."""
+        done = self.command(*arguments)
+        if done.returncode != 0:
+            raise SpesError(f"{arguments} ended with {done.returncode}: {done.stderr}")
+        return done.stdout.strip()
+
+    def data_dir(self, name: str) -> Path:
+        """Data folder of a peer."""
+        return self.folder / name
+
+    def peer_id(self, name: str) -> str:
+        """Peer id of a peer; its identity is made if there is none."""
+        return str(
+            json.loads(self.output("identity", "show", "--json", "--data-dir", str(self.data_dir(name))))["peer"]
+        )
+
+    def start_bootstrap(self) -> None:
+        """`spes-p2p bootstrap`."""
+        arguments = ["bootstrap", "--json", "--listen", LISTEN, "--data-dir", str(self.folder / "bootstrap")]
+        child = Child("bootstrap", arguments, self.folder / "bootstrap.log")
+        self.children["bootstrap"] = child
+
+        def ready() -> bool:
+            child.check()
+            lines = [line for line in child.output.read_text().splitlines() if line.startswith("{")]
+            if lines:
+                self.address = json.loads(lines[0])["addresses"][0]
+            return bool(lines)
+
+        self.wait(ready, 90, "the bootstrap node's address")
+
+    def create_run(self, founders: Sequence[str], text: Path) -> None:
+        """`spes-p2p run create`, by the first of the founders."""
+        config_file = self.folder / "run.toml"
+        write_toml(self.config, config_file)
+        others = [f"--founder={self.peer_id(name)}" for name in founders[1:]]
+        self.link = self.output(
+            "run", "create", str(config_file), *others, f"--bootstrap={self.address}", f"--data={text}",
+            "--data-dir", str(self.data_dir(founders[0])),
+        )  # fmt: skip
+
+    def join(self, name: str, text: Path, *more: str) -> Child:
+        """`spes-p2p join` as a process."""
+        arguments = ["join", self.link, "--headless", "--gpu", "none", "--listen", LISTEN, "--data", str(text)]
+        log = self.folder / f"{name}.log"
+        child = Child(name, [*arguments, "--data-dir", str(self.data_dir(name)), *more], log)
+        self.children[name] = child
+        return child
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def look(self, name: str) -> NodeSnapshot | None:
+        """The node's snapshot; None while it does not answer."""
+        try:
+            return read_snapshot(self.data_dir(name))
+        except (UnreachableError, LocalStateError):
+            return None
+
+    def certified(self, name: str) -> int:
+        """Newest certified round that a node reports; -1 while it does not answer."""
+        snapshot = self.look(name)
+        return -1 if snapshot is None else snapshot.certified_round
+
+    def history(self, name: str) -> list[RoundRecord]:
+        """The rounds in a node's ledger."""
+        return read_history(self.data_dir(name))
+
+    def wait(self, condition: Callable[[], bool], limit_s: float, what: str) -> None:
+        """Look until the condition holds. Raises SpesError after the limit, with the ends of all logs."""
+        until_s = time.monotonic() + limit_s
+        pause = threading.Event()
+        while not condition():
+            self.leftovers.note(self.children.values())
+            if time.monotonic() > until_s:
+                ends = "\n".join(f"{name}: {child.last_line()}" for name, child in self.children.items())
+                raise SpesError(f"no {what} within {limit_s} s\n{ends}")
+            pause.wait(_POLL_S)
+
+    def wait_round(self, number: int, names: Sequence[str], limit_s: float) -> None:
+        """Until all of them report that round as certified."""
+        self.wait(lambda: all(self.certified(name) >= number for name in names), limit_s, f"round {number}")
+
+    def end(self) -> None:
+        """End everything and look for what is left. Raises SpesError that names it."""
+        self.leftovers.note(self.children.values())
+        for child in self.children.values():
+            child.ask_to_end()
+        until_s = time.monotonic() + _END_S
+        for child in self.children.values():
+            child.wait_or_kill(until_s)
+        self.leftovers.check_gone()
+
+
+@contextmanager
+def live_swarm(folder: Path, config: RunConfig) -> Iterator[LiveSwarm]:
+    """A swarm whose processes are gone when the context closes."""
+    swarm = LiveSwarm(folder, config)
+    try:
+        yield swarm
+    finally:
+        swarm.end()
