@@ -15,6 +15,7 @@ from pathlib import Path
 import platformdirs
 
 from spes_p2p.errors import LocalStateError, UsageError
+from spes_p2p.node.files import MANIFEST_FILE
 
 APP = "spes-p2p"
 HOME_VARIABLE = "SPES_HOME"
@@ -46,16 +47,20 @@ def folder_for(run_hex: str, named: Path | None) -> Path:
     Raises UsageError if the `named` folder belongs to another run.
     """
     folder = named or default_folder()
-    link = saved_link(folder)
-    if link is None or run_hex in link:
+    if not has_run(folder) or run_hex in (saved_link(folder) or run_hex):
         return folder
     if named is not None:
         raise UsageError(f"{named} belongs to another run\nGive this run a folder of its own with --data-dir.")
     return home() / f"run-{run_hex[:ID_CHARACTERS]}"
 
 
+def has_run(folder: Path) -> bool:
+    """Whether a data folder belongs to a run for good: a link that led nowhere does not count."""
+    return (folder / MANIFEST_FILE).exists()
+
+
 def saved_link(folder: Path) -> str | None:
-    """The invite link of the run that a data folder belongs to; None if it belongs to none yet.
+    """The invite link that a data folder was last used with; None if there was none.
 
     Raises LocalStateError if the file is there and cannot be read.
     """

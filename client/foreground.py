@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from spes_p2p.client import folders
 from spes_p2p.client.output import complain
 from spes_p2p.client.progress import Progress
 from spes_p2p.config import NodeConfig
-from spes_p2p.network.link import InviteLink
+from spes_p2p.network.link import InviteLink, format_link
 from spes_p2p.node.control import NodeHandle, serve_control
 
 EXIT_INTERRUPTED = 130
@@ -62,6 +63,8 @@ async def _run(config: NodeConfig, link: InviteLink, log: structlog.typing.Filte
 
         async def on_ready(handle: NodeHandle) -> None:
             interrupts.handle = handle
+            # not before: a port in use, or a run that nobody answers for, is not worth remembering
+            folders.remember(config.data_dir, format_link(link))
             await stack.enter_async_context(serve_control(handle, config.data_dir))
             following = asyncio.create_task(progress.follow(handle), name="progress lines")
             stack.callback(following.cancel)

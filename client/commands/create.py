@@ -40,7 +40,7 @@ def create(
     founders = [_founder(text) for text in founder or ()]
     addresses = tuple(parse_peer_address(text).text for text in choices.bootstrap or ())
     folder = choices.data_dir or folders.default_folder()
-    if folders.saved_link(folder) is not None:
+    if folders.has_run(folder):
         raise UsageError(f"{folder} belongs to a run already\nGive the new run a folder of its own with --data-dir.")
     texts = list(_documents(data_paths(choices.data or ())))
     # genesis weights need torch

@@ -19,6 +19,8 @@ from spes_p2p.errors import LinkError, UsageError
 from spes_p2p.network.addresses import parse_announce_address, parse_listen_address, parse_peer_address
 from spes_p2p.network.link import InviteLink, format_link, parse_link
 
+EXIT_INTERRUPTED = 130
+
 
 def join(
     link: Annotated[str | None, typer.Argument(help="Invite link of the run.", show_default=False)] = None,
@@ -70,7 +72,6 @@ def join(
     folder = folders.folder_for(invite.run.hex(), choices.data_dir)
     device = choose_device(choices.gpu)
     config = node_config(choices, data_dir=folder.absolute(), device=device, invite_seed=invite.invite_seed)
-    folders.remember(folder, format_link(invite))
     if device == CPU and choices.gpu is None:
         complain("no usable GPU: training on the CPU (--gpu none says so without asking)")
     if tied:
@@ -124,14 +125,18 @@ def _run_with_ui(config: NodeConfig, invite: InviteLink) -> int:
     from spes_p2p.client.ui.app import SwarmApp
     from spes_p2p.client.ui.feed import ControlFeed
     from spes_p2p.node.files import LOG_FILE
+    from spes_p2p.storage.atomic import make_folder
 
+    make_folder(config.data_dir)
     log_file: Path = config.data_dir / LOG_FILE
     process = NodeProcess(config, format_link(invite), log_file)
     try:
         SwarmApp([ControlFeed(config.data_dir, pid=process.pid, exit_code=process.exit_code)]).run()
     finally:
+        if process.exit_code() is None:
+            complain("ending the node")
         exit_code = process.close()
-    if exit_code != 0:
+    if exit_code not in (0, EXIT_INTERRUPTED):
         complain(process.last_lines())
         complain(f"(all of it: {log_file})")
     return exit_code

@@ -41,11 +41,20 @@ class LossPlot(PlotextPlot):
         self.plt.xaxes(roomy, roomy)
         if self._points:
             xs, ys = [float(x) for x, _ in self._points], [y for _, y in self._points]
+            ticks = whole_ticks(self._points[0][0], self._points[-1][0])
+            self.plt.xticks(list(map(float, ticks)), [str(tick) for tick in ticks])
             if len(self._points) == 1:
+                self.plt.ylim(ys[0] - 0.5, ys[0] + 0.5)
                 self.plt.scatter(xs, ys, marker="dot")
             else:
+                self.plt.ylim(min(ys), max(ys))
                 self.plt.plot(xs, ys, marker="braille")
         self.refresh()
+
+
+def whole_ticks(first: int, last: int, num_ticks: int = 5) -> list[int]:
+    """At most that many whole numbers from `first` to `last`, about evenly spaced: steps and rounds have no halves."""
+    return sorted({round(first + (last - first) * tick / (num_ticks - 1)) for tick in range(num_ticks)})
 
 
 class LearningPanel(Vertical):

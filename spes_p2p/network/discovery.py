@@ -29,7 +29,7 @@ EXPIRY_MS = 3 * 60 * 1000
 """Well below the 5 minutes that are allowed, so that clocks which are a minute apart do no harm."""
 FIRST_PAUSE_S = 2.0
 MAX_PAUSE_S = 60.0
-STORE_TIMEOUT_S = 60.0
+DHT_TIMEOUT_S = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Discovery:
             expires_ms=expires_ms,
             addresses=addresses[:MAX_ADDRESSES],
         )
-        async with asyncio.timeout(STORE_TIMEOUT_S):
+        async with asyncio.timeout(DHT_TIMEOUT_S):
             return bool(
                 await self._node.store(
                     hint_key(run), encode_hint(self._signer, hint), expires_ms / 1000, subkey=bytes(hint.peer)
@@ -100,8 +100,12 @@ class Discovery:
         self._start(self._keep_announcing(run, addresses))
 
     async def find(self, run: RunId) -> list[PeerHint]:
-        """Hints of the run's peers, this node's own included, sorted by peer; empty if none is known."""
-        found = await self._node.get(hint_key(run), latest=True)
+        """Hints of the run's peers, this node's own included, sorted by peer; empty if none is known.
+
+        Raises TimeoutError after a minute.
+        """
+        async with asyncio.timeout(DHT_TIMEOUT_S):
+            found = await self._node.get(hint_key(run), latest=True)
         if found is None or not isinstance(found.value, Mapping):
             return []
         hints = []

@@ -15,7 +15,7 @@ import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -23,10 +23,10 @@ from pathlib import Path
 from multiaddr import Multiaddr  # type: ignore[import-untyped]  # ships no types
 
 from spes_p2p.crypto import peer_from_text, peer_text
-from spes_p2p.errors import MachineError, RemoteProtocolError, TransportError
+from spes_p2p.errors import AddressError, MachineError, RemoteProtocolError, TransportError
 from spes_p2p.ids import PeerId
 from spes_p2p.network import guards, launch
-from spes_p2p.network.addresses import is_loopback
+from spes_p2p.network.addresses import is_loopback, parse_peer_address
 from spes_p2p.network.guards import (
     P2P,
     Client,
@@ -49,6 +49,8 @@ __all__ = ["DHTNode", "DHTRecord", "Daemon", "DaemonOptions", "RecordValidatorBa
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
+RELAY_STREAM = "/libp2p/circuit/relay/0.2.0/hop"
+"""libp2p's protocol for asking a peer to relay."""
 _NUM_WORDS = 20
 
 StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -107,6 +109,8 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind ships no types
                 control_maddr=self._daemon_listen_maddr, listen_maddr=self._client_listen_maddr
             )
             await self._ping_daemon()
+            if not options.relay_service:
+                await self._stop_relaying()
         except OSError as error:
             await self.stop()
             raise MachineError(f"the network daemon does not start: {error}") from error
@@ -135,6 +139,15 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind ships no types
             raise MachineError(
                 f"the network daemon did not start within {START_TIMEOUT_S:.0f} s; it said: {self.words}"
             ) from error
+
+    async def _stop_relaying(self) -> None:
+        """Take away the daemon's answer to those who ask it to relay.
+
+        With -relayService=0 it still serves as a relay within libp2p's default limits, as long as it may use relays
+        itself, which a volunteer behind a router must. Our handler replaces its own, and is then removed.
+        """
+        await self.serve_stream(RELAY_STREAM, _refuse)
+        await self.remove_binary_stream_handler(RELAY_STREAM)
 
     async def _read_outputs(self, ready: asyncio.Future[None]) -> None:
         """Keep the daemon's latest words; tell `ready` when it listens, or why it ended before."""
@@ -178,7 +191,8 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind ships no types
             except TimeoutError:
                 self._child.kill()
                 await self._child.wait()
-        await asyncio.gather(*helpers, return_exceptions=True)
+        if helpers:
+            await asyncio.wait(helpers, timeout=STOP_TIMEOUT_S)
         self._ended.set()
         self._sockets.close()
         _running.discard(self)
@@ -193,9 +207,14 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind ships no types
     async def addresses(self) -> tuple[str, ...]:
         """Where this node listens or is seen, each with its peer id; loopback only if there is nothing else."""
         _, maddrs = await self._client.identify()
-        texts = [f"{Multiaddr(maddr.to_bytes())}/p2p/{self.peer_id}" for maddr in maddrs]
-        texts = [text for text in texts if text.split("/")[1] in ("ip4", "ip6", "dns", "dns4", "dns6")]
-        return tuple([text for text in texts if text.startswith("/dns") or not is_loopback(text)] or texts)
+        found = []
+        for maddr in maddrs:
+            text = f"{Multiaddr(maddr.to_bytes())}/p2p/{self.peer_id}"
+            try:
+                found.append(parse_peer_address(text).text)
+            except AddressError as error:
+                logger.debug("not announced: %s", error)  # a transport that others of our kind do not dial
+        return tuple([text for text in found if not is_loopback(text)] or found)
 
     async def dial(self, peer: PeerId, routes: Iterable[str], timeout_s: float) -> None:
         """Connect to a peer, through `routes` (without peer id) or what the daemon knows. Raises TransportError."""
@@ -279,11 +298,15 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind ships no types
         await super()._add_protobuf_unary_handler(handle_name, guarded, input_protobuf_type, balanced)
 
 
+async def _refuse(peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """For the moment between the two calls that take a protocol away: the stream is closed at once."""
+
+
 def daemon_arguments(options: DaemonOptions, control_address: str) -> list[str]:
     """The daemon's command line."""
     local = all(is_loopback(address) for address in options.listen)
     relays = () if local or options.relay_service else options.relays  # the daemon wants these and -autoRelay together
-    flags: Mapping[str, object] = {
+    flags: dict[str, object] = {
         "id": options.identity_path,
         "listen": control_address,
         "hostAddrs": ",".join(options.listen),

@@ -316,9 +316,14 @@ class P2PTransport:
             now_s = time.monotonic()
             if now_s - self._looked_up_at_s < LOOK_UP_PAUSE_S:
                 return
-            for hint in await self.discovery.find(self._options.run):
+            self._looked_up_at_s = now_s
+            try:
+                hints = await self.discovery.find(self._options.run)
+            except TimeoutError:
+                logger.info("the DHT did not say within its time where %s is", peer_text(peer))
+                return
+            for hint in hints:
                 self._dialer.learn(hint.peer, hint.addresses)
-            self._looked_up_at_s = time.monotonic()
 
     def _fail(self, error: BaseException) -> None:
         logger.error("%s", error, exc_info=None if isinstance(error, SpesError) else error)

@@ -1,13 +1,28 @@
-"""The hand-over blob of a leave: an index of one blob per shard."""
+"""Handing over in a leave: the index blob, with one blob of masters and moments per shard, and its taking over."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
 import msgspec
 
-from spes_p2p.errors import SchemaError
-from spes_p2p.ids import Digest
+from spes_p2p.errors import BlobError, SchemaError, TrainerError
+from spes_p2p.ids import Digest, PeerId
+from spes_p2p.node.fetching import Fetcher
+from spes_p2p.node.keeping import Keeper
+from spes_p2p.ports import BlobStore
+from spes_p2p.protocol import effects as fx
+from spes_p2p.protocol.head import Head
 
 MAX_INDEX_BYTES = 1 << 20
+_BLOBS_PER_SHARD = 8
+"""A hand-over has three fp32 tensors for each of a blob's, which are bf16 at least: six times its bytes, and headers."""
+_EXTRA_BYTES = 1 << 16
+_EXTRA_S = 10.0
+"""For asking and answering, besides the bytes at the run's minimum rate."""
 
 
 class HandedShard(msgspec.Struct, frozen=True, array_like=True):
@@ -32,3 +47,85 @@ def decode_index(data: bytes | memoryview) -> dict[int, tuple[Digest, int]]:
     if any(len(entry.blob) != 32 or entry.size_bytes < 0 for entry in entries):
         raise SchemaError("hand-over index: malformed entry")
     return {entry.shard: (entry.blob, entry.size_bytes) for entry in entries}
+
+
+class Heir(Protocol):
+    """Who goes on with masters and moments."""
+
+    async def take_over(self, shard: int, blob: Digest) -> None:
+        """Load what a leaver handed over; a refusal is told, not raised. Raises TrainerError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    leaver: PeerId
+    round: int
+    index: Digest
+    new_shards: tuple[int, ...]
+    """Shards that the leaver left and that are new to this peer. A co-owner that stays needs nothing of them."""
+
+
+class Successions:
+    """What leavers handed over to this peer."""
+
+    def __init__(
+        self, peer: PeerId, blobs: BlobStore, fetcher: Fetcher, keeper: Keeper, notify: Callable[[str, str], None]
+    ) -> None:
+        self._peer = peer
+        self._blobs = blobs
+        self._fetcher = fetcher
+        self._keeper = keeper
+        self._notify = notify
+        self._waiting: list[_Waiting] = []
+
+    def adopted(self, before: Head, effect: fx.Adopt) -> None:
+        """Note the hand-overs of a certificate for shards that are this peer's now."""
+        mine, had = (set(head.state.shards_of(self._peer)) for head in (effect.head, before))
+        for leaver, index, _ in effect.handovers:
+            left = set(before.state.shards_of(leaver)) & mine
+            if leaver != self._peer and left:
+                new_shards = tuple(sorted(left - had))
+                self._waiting.append(
+                    _Waiting(leaver=leaver, round=effect.head.round, index=index, new_shards=new_shards)
+                )
+
+    async def take(self, heir: Heir, head: Head) -> list[fx.HandoverTaken]:
+        """Import what was noted, right after the start of the round was loaded; returns what each leaver may be told.
+
+        What does not come in time, or is refused, is done without: the certified values and fresh moments serve.
+        """
+        waiting, self._waiting = self._waiting, []
+        for succession in waiting:
+            try:
+                await self._import(heir, succession, head)
+            except (BlobError, SchemaError, TrainerError) as error:
+                self._notify("warning", f"a hand-over could not be taken: {error}")
+            except TimeoutError:
+                self._notify("warning", "a hand-over did not come in time: its shards go on with fresh moments")
+        return [
+            fx.HandoverTaken(leaver=succession.leaver, round=succession.round, handover=succession.index)
+            for succession in waiting
+        ]
+
+    async def _import(self, heir: Heir, succession: _Waiting, head: Head) -> None:
+        shards = [shard for shard in succession.new_shards if self._peer in head.state.owners(shard)]
+        if not shards:
+            return
+        sources, most_bytes = (succession.leaver,), _most_bytes(head)
+        rate = head.run.config.protocol.min_rate_bytes_per_s
+        async with asyncio.timeout(_EXTRA_S + len(shards) * most_bytes / rate):
+            await self._fetcher.fetch(succession.index, sources, MAX_INDEX_BYTES)
+            handed = decode_index(self._blobs.read(succession.index))
+            self._keeper.note([succession.index], head.round)
+            taken = [(shard, handed[shard][0]) for shard in shards if shard in handed]
+            for _, blob in taken:
+                await self._fetcher.fetch(blob, sources, most_bytes)
+                self._keeper.note([blob], head.round)
+        for shard, blob in taken:
+            await heir.take_over(shard, blob)
+
+
+def _most_bytes(head: Head) -> int:
+    """Upper bound of one shard's hand-over."""
+    return _BLOBS_PER_SHARD * head.run.sizes.expert_blob_bytes + _EXTRA_BYTES

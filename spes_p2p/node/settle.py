@@ -1,15 +1,20 @@
-"""What a certificate means for this peer's own weights: docs/protocol.md, section 7. Pure."""
+"""What certificates mean for this peer's own weights: docs/protocol.md, section 7. Pure.
+
+A trainer may be several certificates behind: what each of them did to the peer's work is gathered (`Since`) and applied
+at the next load.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
 from spes_p2p.ids import Digest, PeerId, RoundNumber
 from spes_p2p.protocol.codec import bits
 from spes_p2p.protocol.head import Head
-from spes_p2p.protocol.messages import Certificate
-from spes_p2p.protocol.wire import ItemKind
+from spes_p2p.protocol.messages import Body
+from spes_p2p.protocol.wire import ItemKind, RefusalReason
 from spes_p2p.training.start import StartSpec
 
 MasterRule = Literal["start", "carry", "keep"]
@@ -23,8 +28,72 @@ class Settlement:
     masters: dict[int, MasterRule]
     residual: Literal["advance", "keep"]
     accepted_update: int | None
-    """Base round of this peer's update that the certificate accepted."""
+    """Base round of this peer's newest update that was accepted."""
     kept_parts: tuple[int, ...]
+    """Parts that the certificate which accepted it kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Since:
+    """What happened to one peer's work since the head whose start its trainer has loaded."""
+
+    before: Head
+    owned: frozenset[int]
+    """Shards owned then and after every certificate since."""
+    accepted_update: int | None = None
+    """Base round of the newest update that was accepted meanwhile."""
+    kept_parts: tuple[int, ...] = ()
+    """Parts kept by the certificate that accepted it."""
+    named: bool = False
+    """An update of the peer was in some cut, accepted or refused."""
+
+
+def since(head: Head, peer: PeerId) -> Since:
+    """Nothing has happened yet."""
+    return Since(before=head, owned=frozenset(head.state.shards_of(peer)))
+
+
+def then(so_far: Since, before: Head, after: Head, body: Body, peer: PeerId) -> Since:
+    """One certificate more: `body` leads from `before` to `after`."""
+    base = accepted_base(before, after, peer)
+    so_far = dataclasses.replace(
+        so_far,
+        owned=so_far.owned & frozenset(after.state.shards_of(peer)),
+        named=so_far.named or bool(own_updates(before, body, peer)),
+    )
+    if base is None:
+        return so_far
+    kept = tuple(sorted(bits(body.kept, len(body.parts))))
+    return dataclasses.replace(so_far, accepted_update=base, kept_parts=kept)
+
+
+def settle(so_far: Since | None, after: Head, peer: PeerId, published: dict[int, set[Digest]]) -> Settlement:
+    """Rules for masters and residual at the start of the round after `after`.
+
+    `so_far`: None if the trainer has no start. `published`: expert blobs of this peer's own updates, by base round.
+    """
+    owned = after.state.shards_of(peer)
+    if so_far is None:
+        return Settlement(owned=owned, masters={}, residual="keep", accepted_update=None, kept_parts=())
+    base = so_far.accepted_update
+    mine = published.get(base, set()) if base is not None else set()
+    masters: dict[int, MasterRule] = {}
+    for shard in owned:
+        row, num_owners = after.state.shards[shard], len(after.state.leases[shard].owners)
+        if shard not in so_far.owned:
+            continue
+        if base is not None:
+            if num_owners == 1 and any(share.blob in mine for share in row.blobs):
+                masters[shard] = "carry"
+        elif row == so_far.before.state.shards[shard] and not so_far.named:
+            masters[shard] = "keep"
+    return Settlement(
+        owned=owned,
+        masters=masters,
+        residual="keep" if base is None else "advance",
+        accepted_update=base,
+        kept_parts=so_far.kept_parts,
+    )
 
 
 def start_spec(head: Head, merge_lists: bytes) -> StartSpec:
@@ -48,42 +117,12 @@ def accepted_base(before: Head, after: Head, peer: PeerId) -> int | None:
     return new.base_round
 
 
-def settle(
-    before: Head | None, after: Head, certificate: Certificate | None, peer: PeerId, published: dict[int, set[Digest]]
-) -> Settlement:
-    """Rules for masters and residual after `after`.
-
-    `before`: the head whose start the trainer has loaded; None: none. `published`: expert blobs of this peer's own
-    updates, by base round.
-    """
-    owned = after.state.shards_of(peer)
-    if before is None or certificate is None:
-        return Settlement(owned=owned, masters={}, residual="keep", accepted_update=None, kept_parts=())
-    base = accepted_base(before, after, peer)
-    mine = published.get(base, set()) if base is not None else set()
-    next_after = before.round + 1 == after.round
-    had = set(before.state.shards_of(peer))
-    masters: dict[int, MasterRule] = {}
-    for shard in owned:
-        row, single = after.state.shards[shard], len(after.state.leases[shard].owners) == 1
-        if shard not in had:
-            continue
-        if base is not None:
-            if single and any(share.blob in mine for share in row.blobs):
-                masters[shard] = "carry"
-        elif next_after and row == before.state.shards[shard] and not _has_update(before, certificate, peer):
-            masters[shard] = "keep"
-    kept = bits(certificate.body.kept, len(certificate.body.parts))
-    return Settlement(
-        owned=owned,
-        masters=masters,
-        residual="keep" if base is None else "advance",
-        accepted_update=base,
-        kept_parts=tuple(sorted(kept)),
-    )
-
-
-def _has_update(before: Head, certificate: Certificate, peer: PeerId) -> bool:
-    """Whether an update of the peer is in the cut at all, accepted or refused."""
-    places = [place for place, member in enumerate(before.state.members) if member == peer]
-    return any(entry.kind is ItemKind.UPDATE and entry.who in places for entry in certificate.body.entries)
+def own_updates(before: Head, body: Body, peer: PeerId) -> dict[int, RefusalReason | None]:
+    """Updates of a peer in the cut behind `body`: place of the entry -> why it, or a part of it, was refused."""
+    places = {place for place, member in enumerate(before.state.members) if member == peer}
+    reasons = {remark.entry: remark.reason for remark in body.refused}
+    return {
+        number: reasons.get(number)
+        for number, entry in enumerate(body.entries)
+        if entry.kind is ItemKind.UPDATE and entry.who in places
+    }

@@ -11,6 +11,7 @@ from textual.pilot import Pilot
 
 from spes_p2p.client.ui.app import SwarmApp
 from spes_p2p.client.ui.dialogs import HelpScreen, QuitScreen
+from spes_p2p.client.ui.learning_panel import whole_ticks
 from spes_p2p.node.snapshot import LogEvent, NodeSnapshot
 from spes_p2p.testing.handle import imagined_peer, imagined_snapshot
 
@@ -77,6 +78,13 @@ async def test_curve_is_drawn(feed: Any, read_screen: Read, size: tuple[int, int
         await shown(pilot, app)
         text = read_screen(app)
     assert sum(text.count(chr(code)) for code in range(0x2801, 0x2900)) > 20  # braille dots
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "ticks"), [(0, 3, [0, 1, 2, 3]), (5, 5, [5]), (0, 240, [0, 60, 120, 180, 240]), (1, 2, [1, 2])]
+)
+def test_ticks_are_whole_numbers(first: int, last: int, ticks: list[int]) -> None:
+    assert whole_ticks(first, last) == ticks
 
 
 async def test_says_the_same_without_colour(feed: Any, read_screen: Read, monkeypatch: pytest.MonkeyPatch) -> None:

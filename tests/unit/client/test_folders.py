@@ -10,23 +10,35 @@ from spes_p2p.client import folders
 from spes_p2p.client.commands.join import find_link
 from spes_p2p.client.settings import Choices
 from spes_p2p.errors import LinkError, LocalStateError, UsageError
+from spes_p2p.node.files import MANIFEST_FILE
 
 ONE, TWO = "1f" * 32, "2e" * 32
 
 
+def belongs(folder: Path, link: str) -> None:
+    folders.remember(folder, link)
+    (folder / MANIFEST_FILE).touch()
+
+
+def test_link_that_led_nowhere_claims_no_folder(home: Path) -> None:
+    folders.remember(home / "default", f"spes-p2p:{ONE}")
+    assert folders.folder_for(TWO, None) == home / "default"
+    assert find_link(Choices()).run.hex() == ONE
+
+
 def test_first_run_gets_the_default_folder_and_keeps_it(home: Path) -> None:
     assert folders.folder_for(ONE, None) == home / "default"
-    folders.remember(home / "default", f"spes-p2p:{ONE}")
+    belongs(home / "default", f"spes-p2p:{ONE}")
     assert folders.folder_for(ONE, None) == home / "default"
 
 
 def test_second_run_gets_a_folder_of_its_own(home: Path) -> None:
-    folders.remember(home / "default", f"spes-p2p:{ONE}")
+    belongs(home / "default", f"spes-p2p:{ONE}")
     assert folders.folder_for(TWO, None) == home / f"run-{TWO[:12]}"
 
 
 def test_named_folder_serves_one_run_only(tmp_path: Path) -> None:
-    folders.remember(tmp_path / "node", f"spes-p2p:{ONE},invite=x")
+    belongs(tmp_path / "node", f"spes-p2p:{ONE},invite=x")
     assert folders.folder_for(ONE, tmp_path / "node") == tmp_path / "node"
     with pytest.raises(UsageError, match="belongs to another run"):
         folders.folder_for(TWO, tmp_path / "node")

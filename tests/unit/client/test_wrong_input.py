@@ -132,11 +132,12 @@ def test_folder_of_another_run_is_not_taken_over(spes_p2p: Run, tmp_path: Path) 
     folder = tmp_path / "node"
     folder.mkdir()
     (folder / "link").write_text("spes-p2p:" + "2e" * 32)
+    (folder / "run.manifest").touch()
     refused(spes_p2p("join", LINK, "--data-dir", folder), 2, "belongs to another run", "--data-dir")
     config = tmp_path / "run.toml"
     config.write_text("")
     refused(spes_p2p("run", "create", config, "--data-dir", folder), 2, "belongs to a run already")
-    assert [path.name for path in folder.iterdir()] == ["link"]
+    assert sorted(path.name for path in folder.iterdir()) == ["link", "run.manifest"]
 
 
 @pytest.mark.parametrize("command", ["status", "leave"])

@@ -1,0 +1,83 @@
+"""What became of this node's own updates, for people: kept in the ledger, settled by each certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spes_p2p.ids import PeerId, RoundNumber
+from spes_p2p.node.settle import own_updates
+from spes_p2p.protocol.head import Head
+from spes_p2p.protocol.messages import Body
+from spes_p2p.protocol.params import LATE_ROUNDS
+from spes_p2p.protocol.wire import RefusalReason
+from spes_p2p.storage.ledger import Ledger, OwnUpdate
+
+KEPT = 64
+"""Newest updates that are kept in memory."""
+_ALL = 1 << 40
+
+
+class OwnUpdates:
+    """Verdicts on the updates of one peer: `pending`, `accepted`, `accepted late`, `superseded`, `not included`."""
+
+    def __init__(self, peer: PeerId, head: Head, ledger: Ledger, notify: Callable[[str, str], None]) -> None:
+        self._peer = peer
+        self._ledger = ledger
+        self._notify = notify
+        self._pending: dict[int, int] = {}
+        """Round -> tokens."""
+        self._latest: dict[int, OwnUpdate] = {}
+        """By round."""
+        self.tokens_certified = 0
+        """Tokens of the accepted updates."""
+        for update in ledger.updates(_ALL):
+            if update.verdict == "pending":
+                self._pending[update.round] = update.tokens
+            self._enter(update)
+        self._judge(head)  # a crash may have come between the certificate and the verdict
+
+    def latest(self, limit: int) -> tuple[OwnUpdate, ...]:
+        """The newest updates, oldest first."""
+        return tuple(self._latest[number] for number in sorted(self._latest)[-limit:])
+
+    def published(self, round_number: int, tokens: int) -> None:
+        """An update is on its way."""
+        self._pending[round_number] = tokens
+        self._record(round_number, "pending", tokens)
+
+    def adopted(self, before: Head, after: Head, body: Body) -> None:
+        """A certificate may have settled some."""
+        for reason in own_updates(before, body, self._peer).values():
+            if reason is not None and reason is not RefusalReason.SUPERSEDED:
+                words = reason.name.lower().replace("_", " ")
+                self._notify("warning", f"round {after.round}: experts of this node's update were refused: {words}")
+        self._judge(after)
+
+    def _judge(self, head: Head) -> None:
+        row = head.state.row(self._peer)
+        base = row.base_round if row is not None else 0
+        for number, tokens in sorted(self._pending.items()):
+            verdict = ""
+            if number == base:
+                verdict = "accepted" if number == head.round else "accepted late"
+            elif number < base:
+                verdict = "superseded"
+            elif number + LATE_ROUNDS <= head.round:
+                verdict = "not included"
+            if verdict:
+                del self._pending[number]
+                self._record(number, verdict, tokens)
+                if verdict != "accepted":
+                    self._notify("warning", f"this node's update of round {number} was {verdict}")
+
+    def _record(self, number: int, verdict: str, tokens: int) -> None:
+        update = OwnUpdate(round=RoundNumber(number), verdict=verdict, tokens=tokens)
+        self._ledger.record_update(update)
+        self._enter(update)
+
+    def _enter(self, update: OwnUpdate) -> None:
+        self._latest[update.round] = update
+        if len(self._latest) > KEPT:
+            del self._latest[min(self._latest)]
+        if update.verdict.startswith("accepted"):
+            self.tokens_certified += update.tokens

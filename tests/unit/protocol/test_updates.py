@@ -1,0 +1,304 @@
+import msgspec
+import pytest
+
+from spes_p2p.errors import RemoteProtocolError
+from spes_p2p.protocol import effects as fx
+from spes_p2p.protocol.codec import bits, encode, pack_float, sign, statement_hash
+from spes_p2p.protocol.messages import Ack, Evidence, Manifest, Offer, Receipt, Ref, Refusal, Signed, Want
+from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind, RefKind, RefusalReason
+from spes_p2p.testing.one_voter import OneVoter
+from spes_p2p.testing.protocol_cases import (
+    ack_of,
+    alive_of,
+    follow,
+    identities,
+    item_of,
+    owned_head,
+    receipt_of,
+    trained_items,
+    update_of,
+)
+from spes_p2p.testing.swarm import identity_of
+
+PEERS = identities(4)
+HEAD = owned_head(PEERS)
+RESEND = HEAD.run.config.protocol.resend_ms
+
+
+def checks(voter: OneVoter) -> list[fx.CheckPiece]:
+    return [effect for effect in voter.effects if isinstance(effect, fx.CheckPiece)]
+
+
+def answer_all(voter: OneVoter, reason: RefusalReason | None = None) -> None:
+    for check in checks(voter):
+        voter.round.local(fx.PieceChecked(manifest=check.manifest, piece=check.piece_index, reason=reason))
+    voter.wait(1)
+
+
+def sent(voter: OneVoter, kind: type) -> list[Signed]:
+    found = {m.signature: m for _, m in voter.sent if isinstance(m, Signed) and isinstance(m.body, kind)}
+    return list(found.values())
+
+
+def hears_update() -> tuple[OneVoter, Signed]:
+    voter = OneVoter(HEAD, PEERS)
+    update = update_of(HEAD, voter.others[0])
+    voter.hear(voter.others[0], update)
+    return voter, update
+
+
+# --- acknowledging ---------------------------------------------------------------------------------------------------
+
+
+def test_an_acker_asks_for_all_experts_and_for_the_psi_pieces_within_reach() -> None:
+    voter, update = hears_update()
+    asked = {(check.piece.kind, check.piece.index) for check in checks(voter)}
+    shards = {(PieceKind.EXPERT, shard) for shard in HEAD.state.shards_of(update.peer)}
+    near = {
+        (PieceKind.PSI, part)
+        for part, order in enumerate(voter.terms.aggregators)
+        if order.index(voter.me.peer_id) < voter.terms.replicas + 1
+    }
+    assert asked == shards | near
+    voter.wait(RESEND)
+    assert len(checks(voter)) == 4 + len(shards)
+
+
+def test_an_ack_names_the_pieces_that_are_stored_and_goes_to_the_author() -> None:
+    voter, update = hears_update()
+    answer_all(voter)
+    (ack,) = sent(voter, Ack)
+    assert isinstance(ack.body, Ack)
+    assert ack.body.manifest == statement_hash(update)
+    assert bits(ack.body.pieces, 6) == {check.piece_index for check in checks(voter)}
+    assert [to for to, m in voter.sent if m == ack] == [update.peer]
+
+
+def test_a_refused_piece_gets_a_signed_reason_and_no_ack() -> None:
+    voter, update = hears_update()
+    answer_all(voter, RefusalReason.NOT_FINITE)
+    assert sent(voter, Ack) == []
+    assert {refusal.body.reason for refusal in sent(voter, Refusal)} == {RefusalReason.NOT_FINITE}
+    assert {to for to, m in voter.sent if m in sent(voter, Refusal)} == {update.peer}
+
+
+def test_a_piece_that_could_not_be_had_is_asked_for_again_and_not_refused() -> None:
+    voter, _ = hears_update()
+    first = len(checks(voter))
+    answer_all(voter, RefusalReason.MISSING)
+    assert sent(voter, Refusal) == []
+    voter.wait(RESEND)
+    assert len(checks(voter)) >= 2 * first
+
+
+def test_an_update_from_a_base_row_that_never_was_is_refused() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    voter.round.updates._history.enter_rows(HEAD.state.shards, HEAD.round)
+    manifest = update_of(HEAD, voter.others[0]).body
+    assert isinstance(manifest, Manifest)
+    last = msgspec.structs.replace(manifest.pieces[-1], base_row=bytes(32))
+    voter.hear(
+        voter.others[0], sign(voter.others[0], msgspec.structs.replace(manifest, pieces=(*manifest.pieces[:-1], last)))
+    )
+    voter.wait(1)
+    assert [refusal.body.reason for refusal in sent(voter, Refusal)] == [RefusalReason.BASE_ROW]
+
+
+def test_a_late_update_whose_base_row_is_not_known_here_is_neither_acked_nor_refused() -> None:
+    after = follow(HEAD, [item_of(alive_of(HEAD, peer)) for peer in PEERS])
+    voter = OneVoter(after, PEERS)
+    late = update_of(HEAD, voter.others[0])
+    voter.round.late(voter.others[0].peer_id, late)
+    voter.wait(2 * RESEND)
+    assert {check.piece.kind for check in checks(voter)} == {PieceKind.PSI}
+    assert sent(voter, Refusal) == []
+
+
+def test_an_absurd_norm_against_the_last_rounds_is_refused_unseen() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    for peer in voter.others:
+        held = OneVoter(HEAD, PEERS)
+        held.hear_all(update := update_of(HEAD, peer))
+        voter.round.updates._history.remember(held.round.updates.by_hash[statement_hash(update)])
+    manifest = update_of(HEAD, voter.others[0]).body
+    assert isinstance(manifest, Manifest)
+    pieces = tuple(
+        msgspec.structs.replace(p, squared_norm=pack_float(1e12)) if p.kind is PieceKind.PSI else p
+        for p in manifest.pieces
+    )
+    voter.hear(voter.others[0], sign(voter.others[0], msgspec.structs.replace(manifest, pieces=pieces)))
+    voter.wait(1)
+    assert checks(voter) == []
+    assert [refusal.body.reason for refusal in sent(voter, Refusal)] == [RefusalReason.NORM_BOUND]
+
+
+def test_one_manifest_of_a_slot_is_acknowledged_and_the_second_is_evidence() -> None:
+    voter, update = hears_update()
+    other = update_of(HEAD, voter.others[0], note="other")
+    voter.hear(voter.others[0], other)
+    answer_all(voter)
+    assert {ack.body.manifest for ack in sent(voter, Ack)} == {statement_hash(update)}
+    assert len(sent(voter, Evidence)) == 1
+    assert (ItemKind.EVIDENCE, update.peer, 0) in voter.round.updates.slots
+
+
+def test_after_a_restart_no_other_manifest_of_the_slot_is_acknowledged() -> None:
+    voter, update = hears_update()
+    answer_all(voter)
+    again = OneVoter(HEAD, PEERS, voter.journal)
+    again.hear(again.others[0], update_of(HEAD, again.others[0], note="other"))
+    answer_all(again)
+    assert sent(again, Ack) == []
+
+
+# --- receipts --------------------------------------------------------------------------------------------------------
+
+
+def own_update(voter: OneVoter) -> Signed:
+    update = update_of(HEAD, voter.me)
+    voter.hear_all(update)
+    return update
+
+
+def receipts(voter: OneVoter) -> list[Receipt]:
+    return [message for _, message in voter.sent if isinstance(message, Receipt)]
+
+
+def test_the_author_sends_the_receipt_once_every_piece_has_its_acks() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    update = own_update(voter)
+    voter.hear(voter.others[0], ack_of(update, voter.others[0]))
+    voter.hear(voter.others[1], ack_of(update, voter.others[1], [0, 1, 2]))
+    assert receipts(voter) == []
+    voter.hear(voter.others[1], ack_of(update, voter.others[1]))
+    assert receipts(voter) == [receipt_of(update, voter.others[:2])] * 3
+
+
+def test_acks_of_strangers_never_enter_a_receipt() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    update = own_update(voter)
+    for number in range(200):
+        stranger = identity_of(f"sybil {number}")
+        voter.round.remote(stranger.peer_id, ack_of(update, stranger))
+    assert voter.round.updates.by_hash[statement_hash(update)].acks == {}
+
+
+def test_a_receipt_before_its_manifest_waits_for_it() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    update = update_of(HEAD, voter.others[0])
+    voter.hear(voter.others[1], receipt := receipt_of(update, PEERS))
+    (want,) = [message for _, message in voter.sent if isinstance(message, Want)]
+    assert want.refs == (Ref(RefKind.STATEMENT, statement_hash(update), NO_DIGEST),)
+    voter.hear(voter.others[1], update)
+    assert voter.round.updates.by_hash[statement_hash(update)].receipt == receipt
+
+
+def test_early_receipts_and_offers_of_one_peer_are_bounded() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    for number in range(100):
+        fake = Receipt(number.to_bytes(32, "little"), (ack_of(update_of(HEAD, voter.others[0]), voter.others[1]),))  # type: ignore[arg-type]
+        voter.hear(voter.others[0], fake)
+    assert len(voter.round.updates._early_receipts) == 64
+    for batch in range(3):
+        refs = tuple(
+            Ref(RefKind.STATEMENT, (batch * 4096 + n).to_bytes(32, "big"), NO_DIGEST)  # type: ignore[arg-type]
+            for n in range(1, 4096)
+        )
+        voter.hear(voter.others[1], Offer(0, 2, refs))
+    assert len(voter.context._wants) == 64 + 2048
+
+
+def test_a_second_receipt_of_an_update_is_kept_only_if_a_cut_names_it() -> None:
+    voter, update = hears_update()
+    voter.hear(voter.others[0], receipt_of(update, PEERS))
+    voter.hear(voter.others[0], receipt_of(update, PEERS[:3]))
+    assert len(voter.round.updates.receipts) == 1
+
+
+# --- from round to round ---------------------------------------------------------------------------------------------
+
+
+def test_what_was_not_in_the_cut_is_carried_with_acks_checks_and_receipt() -> None:
+    voter, update = hears_update()
+    answer_all(voter)
+    voter.hear(voter.others[0], receipt_of(update, PEERS))
+    held = voter.round.updates.by_hash[statement_hash(update)]
+    after = follow(HEAD, [item_of(alive_of(HEAD, peer)) for peer in PEERS])
+    later = OneVoter(after, PEERS)
+    later.round.carry(held)
+    later.wait(1)
+    mine = later.round.updates.by_hash[statement_hash(update)]
+    assert mine.receipt == held.receipt
+    assert mine.acked == held.acked
+    assert checks(later) == []
+
+
+def test_a_receipt_that_lapsed_is_dropped_and_the_update_is_checked_anew() -> None:
+    voter, update = hears_update()
+    voter.hear(voter.others[0], receipt_of(update, [PEERS[0], PEERS[1], PEERS[2], PEERS[3]][:4]))
+    held = voter.round.updates.by_hash[statement_hash(update)]
+    assert held.receipt is not None
+    thin = Receipt(held.hash, held.receipt.acks[:1])
+    held.receipt = thin
+    after = follow(HEAD, [item_of(alive_of(HEAD, peer)) for peer in PEERS])
+    later = OneVoter(after, PEERS)
+    with pytest.raises(RemoteProtocolError, match="lacks acks"):
+        later.round.carry(held)
+    assert later.round.updates.by_hash[held.hash].receipt is None
+
+
+def test_an_update_that_was_accepted_or_expired_is_not_carried() -> None:
+    voter, update = hears_update()
+    held = voter.round.updates.by_hash[statement_hash(update)]
+    after = follow(HEAD, trained_items(HEAD, PEERS))
+    accepted = OneVoter(after, PEERS)
+    accepted.round.carry(held)
+    assert accepted.round.updates.slots == {}
+    far = follow(follow(follow(HEAD, []), []), [])
+    with pytest.raises(RemoteProtocolError, match="in round 5"):
+        OneVoter(far, PEERS).round.carry(held)
+
+
+def test_alive_no_more_supersedes_alive_more_and_never_the_other_way() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    peer = voter.others[0]
+    voter.hear_all(alive_of(HEAD, peer, more=True))
+    assert not voter.round.updates.is_in(peer.peer_id)
+    voter.hear_all(alive_of(HEAD, peer, more=False))
+    assert voter.round.updates.is_in(peer.peer_id)
+    voter.hear_all(alive_of(HEAD, peer, more=True))
+    assert voter.round.updates.is_in(peer.peer_id)
+
+
+def test_training_that_ends_twice_makes_one_update() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    pieces = update_of(HEAD, voter.me).body.pieces
+    for tokens in (100, 200):
+        trained = fx.Trained(round=2, tokens=tokens, steps=1, loss_micronats=1, pieces=pieces)
+        voter.round.local(trained)
+    voter.wait(1)
+    assert [m.body.tokens for m in sent(voter, Manifest)] == [100]
+
+
+def test_a_late_result_is_published_for_its_own_round_and_only_once() -> None:
+    after = follow(HEAD, [item_of(alive_of(HEAD, peer)) for peer in PEERS])
+    voter = OneVoter(after, PEERS)
+    pieces = update_of(HEAD, voter.me).body.pieces
+    trained = fx.Trained(round=2, tokens=100, steps=1, loss_micronats=1, pieces=pieces)
+    voter.round.local(trained)
+    voter.round.local(trained)
+    voter.wait(1)
+    (late,) = sent(voter, Manifest)
+    assert (late.body.round, late.body.prev) == (2, HEAD.hash)
+    assert encode(late) in voter.journal.values()
+
+
+def test_a_result_of_a_round_too_long_ago_is_not_published() -> None:
+    far = HEAD
+    for _ in range(3):
+        far = follow(far, [item_of(alive_of(far, peer)) for peer in PEERS])
+    voter = OneVoter(far, PEERS)
+    pieces = update_of(HEAD, voter.me).body.pieces
+    voter.round.local(fx.Trained(round=2, tokens=100, steps=1, loss_micronats=1, pieces=pieces))
+    voter.wait(1)
+    assert sent(voter, Manifest) == []
