@@ -8,7 +8,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 DEMO_DIR ?= .demo
-DEMO_ARGS ?= --peers 4 --rounds 8 --headless
+DEMO_ARGS ?= --peers 4 --rounds 8 --headless --baseline
 # Arguments for pytest, such as `make test ARGS="-k election"`.
 ARGS ?=
 
@@ -33,7 +33,7 @@ define ensure_venv
 	$(PYTHON) -m venv --clear $(VENV); }
 endef
 
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL = $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 
 $(READY): pyproject.toml constraints.txt
 	$(ensure_venv)

@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import platformdirs
 import typer
 
 from spes_p2p.bootstrap.node import BootstrapNode
 from spes_p2p.bootstrap.options import DEFAULT_LISTEN, BootstrapOptions
 from spes_p2p.errors import SpesError
+from spes_p2p.storage.places import home
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def default_data_dir() -> Path:
     """Where a bootstrap node keeps its identity and ports unless told otherwise."""
-    return platformdirs.user_data_path("spes-p2p") / "bootstrap"
+    return home() / "bootstrap"
 
 
 def run_bootstrap(
@@ -34,7 +34,7 @@ def run_bootstrap(
     bootstrap: Sequence[str] = (),
     as_json: bool = False,
 ) -> int:
-    """Run a bootstrap node until SIGINT or SIGTERM; returns 0, the exit code.
+    """Run a bootstrap node until SIGINT, SIGTERM or SIGHUP; returns 0, the exit code.
 
     `bootstrap` are addresses of other bootstrap nodes. First of all it prints the addresses to paste into an invite,
     one a line, or with `as_json` one line `{"addresses": [...], "peer": "..."}`. Raises SpesError.
@@ -53,7 +53,7 @@ def run_bootstrap(
 async def _run(options: BootstrapOptions, as_json: bool) -> None:
     told_to_end = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, told_to_end.set)
     node = await BootstrapNode.start(options)
     try:
@@ -69,14 +69,16 @@ async def _run(options: BootstrapOptions, as_json: bool) -> None:
 
 
 @app.command()
-def bootstrap(
+def command(
     listen: Annotated[
         list[str] | None, typer.Option(help="Address to listen on, such as /ip4/0.0.0.0/tcp/31337. Repeatable.")
     ] = None,
     announce: Annotated[
         list[str] | None, typer.Option(help="Address that others shall dial, such as /dns4/host/tcp/31337. Repeatable.")
     ] = None,
-    peer: Annotated[list[str] | None, typer.Option(help="Address of another bootstrap node. Repeatable.")] = None,
+    bootstrap: Annotated[
+        list[str] | None, typer.Option("--bootstrap", help="Address of another bootstrap node. Repeatable.")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of its identity and ports.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as JSON.")] = False,
 ) -> None:
@@ -85,7 +87,7 @@ def bootstrap(
         data_dir=data_dir or default_data_dir(),
         listen=listen or (),
         announce=announce or (),
-        bootstrap=peer or (),
+        bootstrap=bootstrap or (),
         as_json=as_json,
     )
 

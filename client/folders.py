@@ -9,31 +9,20 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-
-import platformdirs
 
 from spes_p2p.errors import LocalStateError, UsageError
 from spes_p2p.node.files import MANIFEST_FILE
+from spes_p2p.storage.places import config_home, home
 
-APP = "spes-p2p"
-HOME_VARIABLE = "SPES_HOME"
 LINK_FILE = "link"
 LAST_FILE = "last"
 ID_CHARACTERS = 12
 
 
-def home() -> Path:
-    """Folder of all data folders that were not named by hand."""
-    named = os.environ.get(HOME_VARIABLE)
-    return Path(named) if named else platformdirs.user_data_path(APP, appauthor=False)
-
-
 def config_file() -> Path:
     """This user's configuration file, which need not exist."""
-    named = os.environ.get(HOME_VARIABLE)
-    return (Path(named) if named else platformdirs.user_config_path(APP, appauthor=False)) / "config.toml"
+    return config_home() / "config.toml"
 
 
 def default_folder() -> Path:

@@ -129,9 +129,10 @@ class Transport(Protocol):
         """Deliver one message, at most 4 MiB; returns when the other side has accepted it. Raises TransportError."""
         ...
 
-    async def fetch(self, blob: Digest, sources: Sequence[PeerId]) -> None:
-        """Bring a blob from `sources` into the local store, resuming what is there, changing the source when one
-        fails, is slower than the minimum rate, or serves wrong bytes. Raises BlobError when no source is left."""
+    async def fetch(self, blob: Digest, sources: Sequence[PeerId], max_bytes: int | None = None) -> None:
+        """Bring a blob of at most `max_bytes` from `sources` into the local store, resuming what is there, changing the
+        source when one fails, is slower than the minimum rate, or serves wrong bytes. Raises BlobError when no source
+        is left."""
         ...
 
     def bytes_sent(self) -> int:

@@ -6,10 +6,10 @@ import logging
 import sys
 
 from spes_p2p.bootstrap.cli import run_bootstrap
-from spes_p2p.client import folders
 from spes_p2p.client.commands.options import Announce, Bootstrap, DataDir, Json, Listen, Tied
 from spes_p2p.client.settings import choose, from_flags
 from spes_p2p.client.tie import tie_to_parent
+from spes_p2p.storage.places import home
 
 FOLDER = "bootstrap"
 
@@ -32,7 +32,7 @@ def bootstrap(
         tie_to_parent()
     return run_bootstrap(
         # a folder of its own: a node of a run may live on the same machine
-        data_dir=choices.data_dir or folders.home() / FOLDER,
+        data_dir=choices.data_dir or home() / FOLDER,
         listen=choices.listen or (),
         announce=choices.announce or (),
         bootstrap=choices.bootstrap or (),

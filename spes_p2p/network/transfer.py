@@ -73,7 +73,7 @@ class Fetcher:
         self._open_stream = open_stream
         self._offences = offences
         self._traffic = traffic
-        self._min_rate = min_rate_bytes_per_s
+        self.min_rate_bytes_per_s = min_rate_bytes_per_s
         self._places: dict[PeerId, asyncio.Semaphore] = {}
         self._under_way: dict[Digest, tuple[asyncio.Lock, int]] = {}
 
@@ -135,7 +135,8 @@ class Fetcher:
             async with places:
                 reader, writer = await self._open_stream(source)
                 with contextlib.closing(writer):
-                    drawing = _Drawing(source, reader, writer, self._min_rate * (PATIENCE_RATE if patient else 1))
+                    min_rate = self.min_rate_bytes_per_s * (PATIENCE_RATE if patient else 1)
+                    drawing = _Drawing(source, reader, writer, min_rate)
                     await self._plan(hunt.assembly, drawing, patient=patient)
                     while (taken := await hunt.assembly.take()) is not None:
                         await self._draw_range(hunt.assembly, drawing, *taken)

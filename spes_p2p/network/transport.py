@@ -191,6 +191,10 @@ class P2PTransport:
         """The run's configuration, flat, for hellos from now on: a joiner gets to know it from the manifest."""
         self._settings = dict(settings)
 
+    def set_min_rate(self, min_rate_bytes_per_s: int) -> None:
+        """Leave sources of a blob that are slower than this, from the next one on."""
+        self._fetcher.min_rate_bytes_per_s = min_rate_bytes_per_s
+
     def add_peer(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Say where a peer can be reached; what is malformed or another peer's is ignored."""
         self._dialer.learn(peer, addresses)

@@ -19,7 +19,7 @@ from spes_p2p.protocol.head import Head
 
 MAX_INDEX_BYTES = 1 << 20
 _BLOBS_PER_SHARD = 8
-"""A hand-over has three fp32 tensors for each of a blob's, which are bf16 at least: six times its bytes, and headers."""
+"""A hand-over has three fp32 tensors for each one of the blob, which has at least bf16: six times its bytes."""
 _EXTRA_BYTES = 1 << 16
 _EXTRA_S = 10.0
 """For asking and answering, besides the bytes at the run's minimum rate."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import deque
 from typing import Literal
@@ -54,13 +55,18 @@ class NodeLog:
 
 
 class LogBridge(logging.Handler):
-    """Shows warnings of the libraries' loggers of this package to people too."""
+    """Shows warnings of this package's loggers to people too, from whatever thread. Made in the event loop's."""
 
     def __init__(self, log: NodeLog) -> None:
         super().__init__(logging.WARNING)
         self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
         """One record."""
         level = "error" if record.levelno >= logging.ERROR else "warning"
-        self._log.tell(level, record.getMessage())
+        if threading.get_ident() == self._thread:
+            self._log.tell(level, record.getMessage())
+        else:
+            self._loop.call_soon_threadsafe(self._log.tell, level, record.getMessage())

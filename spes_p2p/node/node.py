@@ -1,6 +1,6 @@
 """A volunteer's node, from start to end: identity, network, manifest, trainer, machine.
 
-    lock the data folder -> network -> manifest (disk, else peers) -> held-out set -> trainer -> round machine
+    lock the data folder -> network -> manifest (disk, else peers) -> held-out set -> trainer -> state -> round machine
 
 Everything that was begun is ended in reverse, whatever happens.
 """
@@ -9,26 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from spes_p2p.config import NodeConfig, RunConfig
 from spes_p2p.crypto import Identity, verify
 from spes_p2p.digests import digest
-from spes_p2p.errors import LocalStateError, SpesError
+from spes_p2p.errors import LocalStateError, MachineError
 from spes_p2p.ids import PeerId
 from spes_p2p.network.link import InviteLink
 from spes_p2p.network.transport import NetworkOptions, P2PTransport
 from spes_p2p.node.clock import MonotonicClock
+from spes_p2p.node.contact import ContactWatch
 from spes_p2p.node.control import NodeHandle
 from spes_p2p.node.driver import Driver, Tools
 from spes_p2p.node.files import BLOBS_FOLDER, IDENTITY_FILE, JOURNAL_FILE, LEDGER_FILE, TRAINER_FOLDER
-from spes_p2p.node.handover import encode_index
-from spes_p2p.node.history import read_manifest, replay
-from spes_p2p.node.joining import ManifestSeeker, bring_held_out, check_admission, save_manifest
+from spes_p2p.node.history import read_manifest
+from spes_p2p.node.joining import ManifestSeeker, bring_held_out, check_admission, find_peers, save_manifest
 from spes_p2p.node.keeping import Keeper
+from spes_p2p.node.leaving import LeaveWish, leave_properly
 from spes_p2p.node.log import LogBridge, NodeLog
+from spes_p2p.node.resume import drop_damaged, newest
 from spes_p2p.node.sizes import piece_sizes
 from spes_p2p.node.snapshot import LogEvent, NodeSnapshot
 from spes_p2p.node.state_sync import StateSync
@@ -37,10 +42,9 @@ from spes_p2p.node.view import TrainerWatch, View
 from spes_p2p.node.work import Work
 from spes_p2p.node.worker import Worker
 from spes_p2p.node.worker_messages import Hello
-from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.codec import run_id
-from spes_p2p.protocol.head import Head, genesis_head
-from spes_p2p.protocol.messages import Certificate, SignedRun
+from spes_p2p.protocol.head import genesis_head
+from spes_p2p.protocol.messages import SignedRun
 from spes_p2p.protocol.roster import invite_payload
 from spes_p2p.protocol.round import RoundMachine, Wishes
 from spes_p2p.storage.blobs import DiskBlobs
@@ -50,6 +54,19 @@ from spes_p2p.storage.ledger import Ledger
 from spes_p2p.storage.lock import FolderLock
 
 _FIND_EVERY_S = 20.0
+_CONTACT_EVERY_S = 5.0
+_RATE_SHARE = 10
+"""A source of a blob serves others at the same time: a tenth of the run's minimum rate will do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Assembled:
+    """What a node has before it knows its run."""
+
+    identity: Identity
+    blobs: DiskBlobs
+    transport: P2PTransport
+    view: View
 
 
 class Node:
@@ -61,11 +78,10 @@ class Node:
         self._clock = MonotonicClock()
         self._log = NodeLog()
         self._view: View | None = None
-        self._driver: Driver | None = None
-        self._training: Training | None = None
-        self._blobs: DiskBlobs | None = None
         self._stopping = asyncio.Event()
-        self._leave_wanted = asyncio.Event()
+        self._wish = LeaveWish(config.data_dir)
+        self._takes_part = False
+        """There is something to leave: this node is, or may be, in the roster."""
 
     # --- handle ------------------------------------------------------------------------------------------------------
 
@@ -84,10 +100,14 @@ class Node:
         await self._log.wait(after, timeout_s)
 
     def request_leave(self) -> None:
-        """Leave properly."""
-        if not self._leave_wanted.is_set():
-            self._log.tell("info", "leaving: this round is finished first")
-            self._leave_wanted.set()
+        """Leave properly; remembered over a restart until it is done."""
+        if self._wish.wanted.is_set():
+            return
+        self._log.tell("info", "leaving: this round is finished first" if self._takes_part else "leaving")
+        try:
+            self._wish.want()
+        except MachineError as error:
+            self._log.tell("warning", f"a restart would forget the wish to leave: {error}")
 
     def request_stop(self) -> None:
         """End now."""
@@ -97,8 +117,8 @@ class Node:
 
     async def run(self, on_ready: Callable[[NodeHandle], Awaitable[None]] | None) -> int:
         """Run until a leave is complete or a stop is asked for; returns the exit code. Raises SpesError."""
+        config = self._config
         async with contextlib.AsyncExitStack() as stack:
-            config = self._config
             stack.enter_context(FolderLock(config.data_dir))
             bridge = LogBridge(self._log)
             logging.getLogger("spes_p2p").addHandler(bridge)
@@ -109,10 +129,13 @@ class Node:
                 raise LocalStateError(
                     f"{config.data_dir} belongs to another run\nGive this run a folder of its own with --data-dir."
                 )
-            self._blobs = DiskBlobs(config.data_dir / BLOBS_FOLDER)
-            transport = await P2PTransport.create(identity, self._blobs, self._network_options(signed))
+            if signed is not None:
+                is_founder = identity.peer_id in signed.manifest.founders
+                self._takes_part = is_founder or (config.data_dir / LEDGER_FILE).exists()
+            blobs = DiskBlobs(config.data_dir / BLOBS_FOLDER)
+            transport = await P2PTransport.create(identity, blobs, self._network_options(signed))
             stack.push_async_callback(transport.close)
-            self._view = View(
+            view = View(
                 run_name="",
                 run_id=self._link.run.hex(),
                 peer=identity.peer_id,
@@ -121,63 +144,95 @@ class Node:
                 transport=transport,
                 addresses=await transport.addresses(),
                 watch=TrainerWatch(self._log.tell),
+                is_leaving=self._wish.wanted.is_set,
                 waiting_for="the run's manifest from its peers",
             )
+            self._view = view
             if on_ready is not None:
                 await on_ready(self)
-            working = asyncio.create_task(self._work(stack, identity, transport, signed), name="node work")
-            return await self._until_end(working, transport)
+            assembled = _Assembled(identity=identity, blobs=blobs, transport=transport, view=view)
+            return await self._until_end(self._work(assembled, signed), transport)
 
-    async def _until_end(self, working: asyncio.Task[None], transport: P2PTransport) -> int:
-        stopping = asyncio.create_task(self._stopping.wait())
+    async def _until_end(self, work: Coroutine[Any, Any, None], transport: P2PTransport) -> int:
+        working = asyncio.create_task(work, name="node work")
         failing = asyncio.create_task(transport.wait_failed())
+        ending = [asyncio.create_task(self._stopping.wait()), asyncio.create_task(self._left_before_it_began())]
+        tasks = (working, failing, *ending)
         try:
-            await asyncio.wait([working, stopping, failing], return_when=asyncio.FIRST_COMPLETED)
-            if failing.done() and not stopping.done():
-                raise failing.result()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            is_told = any(task.done() for task in ending)
             if working.done():
                 working.result()
+            elif failing.done() and not is_told:
+                raise failing.result()
             return 0
         finally:
-            for task in (working, stopping, failing):
+            reported = working.done()
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(working, stopping, failing, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if not reported and not working.cancelled() and (error := working.exception()) is not None:
+                self._log.tell("error", f"while ending: {error}")
+
+    async def _left_before_it_began(self) -> None:
+        """Return on a wish to leave while there is nothing to leave."""
+        await self._wish.wanted.wait()
+        if self._takes_part:
+            await asyncio.Event().wait()
+        self._wish.forget()
 
     def _network_options(self, signed: SignedRun | None) -> NetworkOptions:
         config = self._config
-        run_config = RunConfig.from_json(signed.manifest.config) if signed is not None else None
-        return NetworkOptions(
+        options = NetworkOptions(
             identity_path=config.data_dir / IDENTITY_FILE,
             listen=config.listen,
             announce=config.announce,
             initial_peers=tuple(dict.fromkeys((*config.bootstrap, *self._link.bootstrap))),
             run=self._link.run,
-            settings=flat_settings(run_config) if run_config is not None else {},
+        )
+        if signed is None:
+            return options
+        run_config = RunConfig.from_json(signed.manifest.config)
+        return dataclasses.replace(
+            options, settings=flat_settings(run_config), min_rate_bytes_per_s=min_source_rate(run_config)
         )
 
-    async def _work(
-        self, stack: contextlib.AsyncExitStack, identity: Identity, transport: P2PTransport, signed: SignedRun | None
-    ) -> None:
-        async with contextlib.AsyncExitStack() as inner:
+    async def _work(self, assembled: _Assembled, signed: SignedRun | None) -> None:
+        """From the manifest to the end of the driver. Raises SpesError."""
+        identity, transport, view = assembled.identity, assembled.transport, assembled.view
+        async with contextlib.AsyncExitStack() as stack:
             signed, peers = await self._get_manifest(transport, signed)
             run_config = RunConfig.from_json(signed.manifest.config)
             transport.set_settings(flat_settings(run_config))
+            transport.set_min_rate(min_source_rate(run_config))
             seed = self._config.invite_seed or self._link.invite_seed
             check_admission(signed.manifest, run_config.protocol.admission, identity.peer_id, seed)
-            if self._view is None or self._blobs is None:
-                raise LocalStateError("the node has not started yet")
-            self._view.run_name = run_config.name
-            self._view.waiting_for = "the run's held-out set"
+            view.run_name = run_config.name
+            view.waiting_for = "the run's held-out set"
+            await asyncio.to_thread(assembled.blobs.verify, signed.manifest.held_out)
             await bring_held_out(signed.manifest, transport, peers)
-            worker = Worker(self._hello(identity, run_config, signed), self._view.watch)
-            inner.push_async_callback(worker.close)
-            self._view.waiting_for, self._view.worker = "the trainer to read its text", worker
+            worker = Worker(self._hello(identity, run_config, signed), view.watch)
+            stack.push_async_callback(worker.close)
+            view.waiting_for, view.worker = "the trainer to read its text", worker
             ready = await worker.start()
             self._log.tell("info", f"{ready.num_documents} documents, {ready.num_bytes:,} bytes of text to train on")
-            driver = await self._assemble(inner, identity, transport, signed, worker, ready.resumed_round)
+            if ready.damaged:
+                self._log.tell("warning", f"the trainer begins from an older state: {ready.damaged}")
+            view.waiting_for = "the state on disk to be checked"
+            tools = await self._make_tools(stack, assembled, signed, worker, ready.resumed_round)
+            driver = self._make_driver(identity, run_config, tools)
+            self._takes_part = True
+            view.driver, view.sync = driver, tools.sync
+            self._remember_leave(driver)
+            stack.callback(driver.close)
             transport.set_message_handler(driver.receive)
-            async with _background(self._watch_peers(transport, driver), self._watch_leave(driver)):
-                await driver.run()
+            await run_beside(
+                driver.run(),
+                self._watch_peers(transport, driver),
+                self._watch_contact(driver, identity.peer_id),
+                self._watch_leave(driver, tools),
+            )
+            self._wish.forget()
 
     async def _get_manifest(
         self, transport: P2PTransport, signed: SignedRun | None
@@ -204,61 +259,53 @@ class Node:
             threads=config.threads,
         )
 
-    async def _assemble(
+    async def _make_tools(
         self,
         stack: contextlib.AsyncExitStack,
-        identity: Identity,
-        transport: P2PTransport,
+        assembled: _Assembled,
         signed: SignedRun,
         worker: Worker,
         resumed_round: int | None,
-    ) -> Driver:
-        """The machine at the newest certificate of the ledger, and its shell."""
-        data_dir, blobs, view = self._config.data_dir, self._blobs, self._view
-        if blobs is None or view is None:
-            raise LocalStateError("the node has not started yet")
+    ) -> Tools:
+        """Journal, ledger, the newest certificate, arithmetic and training. Raises LocalStateError."""
+        data_dir, blobs, peer = self._config.data_dir, assembled.blobs, assembled.identity.peer_id
         run_config = RunConfig.from_json(signed.manifest.config)
-        journal = SqliteJournal(data_dir / JOURNAL_FILE)
+        journal = await asyncio.to_thread(SqliteJournal, data_dir / JOURNAL_FILE)
         stack.callback(journal.close)
-        ledger = Ledger(data_dir / LEDGER_FILE)
+        ledger = await asyncio.to_thread(Ledger, data_dir / LEDGER_FILE)
         stack.callback(ledger.close)
-        head, certificate, resumed = _newest(
-            ledger, genesis_head(signed.manifest, piece_sizes(run_config)), resumed_round
-        )
+        genesis = genesis_head(signed.manifest, piece_sizes(run_config))
+        begin = await asyncio.to_thread(newest, ledger, genesis, resumed_round, peer)
+        damaged = await asyncio.to_thread(drop_damaged, blobs, begin.head)
+        if damaged:
+            self._log.tell("warning", f"{len(damaged)} damaged blobs of the state were dropped: they are fetched again")
         work = Work(run_config, blobs)
-        stack.callback(work.close)
-        keeper = Keeper(blobs, [signed.manifest.held_out], head.round)
-        sync = StateSync(identity.peer_id, head, certificate, blobs, transport, ledger, keeper, self._log.tell)
-        if resumed is not None:
-            sync.resumed_from(resumed)
-        training = Training(
-            run_config, identity.peer_id, worker, ledger, signed.manifest.held_out_bytes, self._log.tell
-        )
-        machine = RoundMachine(
-            head,
-            identity,
-            verify,
-            self._wishes(identity, run_config),
-            now_ms=self._clock.now_ms(),
-            journal=journal.scan(),
-        )
-        tools = Tools(
+        stack.push_async_callback(asyncio.to_thread, work.close)
+        keeper = Keeper(blobs, [signed.manifest.held_out])
+        return Tools(
             clock=self._clock,
-            transport=transport,
+            transport=assembled.transport,
             blobs=blobs,
             journal=journal,
             ledger=ledger,
             work=work,
-            training=training,
-            sync=sync,
+            training=Training(run_config, peer, worker, ledger, signed.manifest.held_out_bytes, self._log.tell),
+            sync=StateSync(peer, begin, blobs, assembled.transport, ledger, keeper, self._clock, self._log.tell),
             signed_run=signed,
             notify=self._log.tell,
             changed=self._log.changed,
         )
-        driver = Driver(machine, tools)
-        view.driver, view.sync = driver, sync
-        self._driver, self._training = driver, training
-        return driver
+
+    def _make_driver(self, identity: Identity, run_config: RunConfig, tools: Tools) -> Driver:
+        machine = RoundMachine(
+            tools.sync.head,
+            identity,
+            verify,
+            self._wishes(identity, run_config),
+            now_ms=self._clock.now_ms(),
+            journal=tools.journal.scan(),
+        )
+        return Driver(machine, tools)
 
     def _wishes(self, identity: Identity, run_config: RunConfig) -> Wishes:
         seed = self._config.invite_seed or self._link.invite_seed
@@ -278,59 +325,56 @@ class Node:
     async def _watch_peers(self, transport: P2PTransport, driver: Driver) -> None:
         """Tell the machine which peers discovery knows, again and again."""
         while True:
-            try:
-                hints = await transport.discovery.find(self._link.run)
-            except (OSError, EOFError, TimeoutError) as error:
-                self._log.tell("warning", f"peers could not be looked up: {error!r}")
-                hints = []
-            peers = tuple(hint.peer for hint in hints if hint.peer != transport.peer_id)
-            if peers:
+            hints = await find_peers(transport.discovery, self._link.run, transport.peer_id, self._log.tell)
+            if hints:
                 for hint in hints:
                     transport.add_peer(hint.peer, hint.addresses)
-                driver.give(fx.PeersKnown(peers=peers))
-                if self._view is not None and self._view.sync is not None:
-                    self._view.sync.knows(peers)
+                driver.peers_known(tuple(hint.peer for hint in hints))
             await asyncio.sleep(_FIND_EVERY_S)
 
-    async def _watch_leave(self, driver: Driver) -> None:
-        """On a wish to leave: let the training that is under way end, hand over, and say so."""
-        await self._leave_wanted.wait()
-        await driver.training_ended()
-        training, blobs = self._training, self._blobs
-        shards = {}
-        if training is not None and driver.machine.is_member:
-            try:
-                shards = await training.export()
-            except SpesError as error:
-                self._log.tell("warning", f"nothing is handed over: {error}")
-        if not shards or blobs is None:
-            driver.give(fx.LeaveWanted(handover=None, handover_bytes=0))
+    async def _watch_contact(self, driver: Driver, me: PeerId) -> None:
+        """Say so when no member is within reach. Raises UnreachableError if that lasts and this node is none."""
+        watch = ContactWatch(self._log.tell)
+        while True:
+            await asyncio.sleep(_CONTACT_EVERY_S)
+            machine = driver.machine
+            num_others = len(set(machine.terms.members) - {me})
+            silent_ms = self._clock.now_ms() - driver.heard_at_ms
+            watch.judge(silent_ms, is_member=machine.is_member, num_others=num_others)
+
+    def _remember_leave(self, driver: Driver) -> None:
+        """Go on with a leave that was asked for before a restart; one that is done meanwhile is forgotten."""
+        if not self._wish.is_stored:
             return
-        index = encode_index(shards)
-        blob = await asyncio.to_thread(blobs.put, index)
-        driver.keep([blob, *(shard_blob for shard_blob, _ in shards.values())])
-        driver.give(fx.LeaveWanted(handover=blob, handover_bytes=len(index)))
+        if driver.machine.is_member:
+            self._log.tell("info", "a leave was asked for before this start: it is completed first")
+            self._wish.wanted.set()
+        elif not self._wish.wanted.is_set():
+            self._wish.forget()
+
+    async def _watch_leave(self, driver: Driver, tools: Tools) -> None:
+        await self._wish.wanted.wait()
+        await leave_properly(driver, tools.training, tools.blobs, self._log.tell)
 
 
-@contextlib.asynccontextmanager
-async def _background(*works: Awaitable[None]) -> AsyncIterator[None]:
-    tasks = [asyncio.ensure_future(work) for work in works]
+async def run_beside(main: Coroutine[Any, Any, None], *beside: Coroutine[Any, Any, None]) -> None:
+    """Run `main` to its end, and the others beside it; they are cancelled then. The first that raises ends them all."""
+    tasks = [asyncio.create_task(work) for work in (main, *beside)]
+    open_tasks = set(tasks)
     try:
-        yield
+        while not tasks[0].done():
+            done, open_tasks = await asyncio.wait(open_tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _newest(ledger: Ledger, genesis: Head, resumed_round: int | None) -> tuple[Head, Certificate | None, Head | None]:
-    """(newest head, its certificate, the head that the trainer's checkpoint starts from)."""
-    head, certificate = genesis, None
-    resumed = genesis if resumed_round == 1 else None
-    for _, certificate, head in replay(ledger, genesis):  # noqa: B007 - the last one is used
-        if resumed_round == head.round + 1:
-            resumed = head
-    return head, certificate, resumed
+def min_source_rate(config: RunConfig) -> int:
+    """Bytes per second below which a source of a blob is left for another one."""
+    return max(1, config.protocol.min_rate_bytes_per_s // _RATE_SHARE)
 
 
 def flat_settings(config: RunConfig) -> Mapping[str, str]:

@@ -59,7 +59,7 @@ class UpdateView(msgspec.Struct, frozen=True, kw_only=True):
 
     round: int
     verdict: str
-    """`accepted`, `late`, `pending`, or the reason of its refusal."""
+    """`pending`, `accepted`, `accepted late`, `superseded` or `not included`."""
     tokens: int
 
 

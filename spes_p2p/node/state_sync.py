@@ -116,9 +116,7 @@ class StateSync:
         peers = dict.fromkeys((*self._holders, *head.state.members, *self._known_peers))
         return tuple(peer for peer in peers if peer != self._peer)
 
-    async def _bring(
-        self, blob: Digest, sources: tuple[PeerId, ...], max_bytes: int, limit: asyncio.Semaphore
-    ) -> bool:
+    async def _bring(self, blob: Digest, sources: tuple[PeerId, ...], max_bytes: int, limit: asyncio.Semaphore) -> bool:
         async with limit:
             try:
                 await self._fetcher.fetch(blob, sources, max_bytes)

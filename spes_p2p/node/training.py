@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
 from spes_p2p.config import RunConfig
 from spes_p2p.errors import NotFiniteError, TrainerError
 from spes_p2p.ids import Digest, PeerId
-from spes_p2p.node.settle import settle, start_spec
+from spes_p2p.node.settle import Since, settle, start_spec
 from spes_p2p.node.sizes import EXPERT_CODECS, PSI_CODECS
-from spes_p2p.node.worker import Worker
-from spes_p2p.node.worker_messages import LoadStart, Published
+from spes_p2p.node.worker_messages import (
+    HandoverExported,
+    HandoverImported,
+    LoadStart,
+    Published,
+    Started,
+    Trained,
+)
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.codec import pack_float
 from spes_p2p.protocol.head import Head
@@ -30,16 +36,39 @@ _MAX_FULL_EVALUATION_BYTES = 256 * 1024
 _PART_EVALUATION_BYTES = 64 * 1024
 
 
-@dataclass(slots=True)
-class _Loaded:
-    head: Head
+class Requests(Protocol):
+    """What is asked of the trainer process: `worker.Worker`. Every method raises TrainerError."""
+
+    async def load_start(self, request: LoadStart) -> Started:
+        """Load the start of a round. Raises BlobError if the store lacks a blob."""
+        ...
+
+    async def train(self, num_inner_steps: int) -> Trained:
+        """Make inner steps."""
+        ...
+
+    def stop_training(self) -> None:
+        """Have the `train` that is being awaited end early."""
+        ...
+
+    async def publish(self) -> Published:
+        """Store the update. Raises NotFiniteError if it is withheld."""
+        ...
+
+    async def export_handover(self, shard: int) -> HandoverExported:
+        """Store masters and moments of an owned shard."""
+        ...
+
+    async def import_handover(self, shard: int, blob: Digest) -> HandoverImported:
+        """Take over a shard."""
+        ...
 
 
 class Training:
     """One peer's trainer over the rounds. Its methods are called one after the other."""
 
     def __init__(
-        self, config: RunConfig, peer: PeerId, worker: Worker, ledger: Ledger, held_out_bytes: int,
+        self, config: RunConfig, peer: PeerId, worker: Requests, ledger: Ledger, held_out_bytes: int,
         notify: Callable[[str, str], None],
     ) -> None:  # fmt: skip
         self._config = config
@@ -49,25 +78,25 @@ class Training:
         self._notify = notify
         whole = held_out_bytes <= _MAX_FULL_EVALUATION_BYTES
         self._evaluate_bytes = None if whole else _PART_EVALUATION_BYTES
-        self._loaded: _Loaded | None = None
+        self._loaded: Head | None = None
         stored = ledger.get_meta(_META_KEY)
         self._published: dict[int, set[Digest]] = (
             msgspec.msgpack.decode(stored, type=dict[int, set[Digest]]) if stored else {}
         )
 
     @property
-    def loaded_round(self) -> int | None:
-        """Round of the certificate whose state the trainer has loaded."""
-        return self._loaded.head.round if self._loaded is not None else None
+    def loaded(self) -> Head | None:
+        """The head whose start the trainer has loaded."""
+        return self._loaded
 
-    async def load(self, head: Head, certificate: Certificate | None, resumed: Head | None) -> float | None:
+    async def load(self, head: Head, certificate: Certificate | None, so_far: Since | None) -> float | None:
         """Load the start of the round after `head`; its blobs are in the store. Returns the held-out loss, nats per
         byte, if there is a held-out set.
 
-        `resumed`: after a restart, the head that the trainer's checkpoint belongs to.
+        `so_far`: what happened since the head that is loaded, or that the trainer's checkpoint belongs to; None: the
+        trainer has nothing of its own. Raises TrainerError, BlobError, MachineError.
         """
-        before = self._loaded.head if self._loaded is not None else resumed
-        rules = settle(before, head, certificate, self._peer, self._published)
+        rules = settle(so_far, head, self._peer, self._published)
         started = await self._worker.load_start(
             LoadStart(
                 spec=start_spec(head, certificate.merge_lists if certificate is not None else b""),
@@ -79,14 +108,14 @@ class Training:
                 evaluate_bytes=self._evaluate_bytes,
             )
         )
-        self._loaded = _Loaded(head)
+        self._loaded = head
         return started.nats_per_byte
 
     async def train(self, order: fx.Train) -> fx.Trained:
         """Train the loaded round and put the update into the store. No pieces: there is nothing to give."""
         nothing = fx.nothing_trained(order.round)
         loaded = self._loaded
-        if loaded is None or loaded.head.round != order.round - 1:
+        if loaded is None or loaded.round != order.round - 1:
             return nothing
         try:
             result = await self._worker.train(order.inner_steps)
@@ -105,7 +134,7 @@ class Training:
             tokens=published.tokens,
             steps=published.num_steps,
             loss_micronats=max(0, round(loss * 1e6)),
-            pieces=self._pieces(loaded.head, published),
+            pieces=self._pieces(loaded, published),
         )
 
     def stop(self) -> None:
@@ -152,7 +181,7 @@ class Training:
         if self._loaded is None:
             return {}
         found = {}
-        for shard in self._loaded.head.state.shards_of(self._peer):
+        for shard in self._loaded.state.shards_of(self._peer):
             exported = await self._worker.export_handover(shard)
             found[shard] = (exported.blob, exported.size_bytes)
         return found

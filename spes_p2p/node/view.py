@@ -7,13 +7,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Protocol
 
 import psutil
 
 from spes_p2p import __version__
 from spes_p2p.crypto import peer_text
 from spes_p2p.ids import PeerId
-from spes_p2p.network.transport import P2PTransport
 from spes_p2p.node.driver import Driver
 from spes_p2p.node.snapshot import (
     PHASES,
@@ -38,6 +39,25 @@ _CURVE_POINTS = 400
 _RATE_WINDOW_S = 5.0
 _MEMORY_EVERY_S = 2.0
 _UPDATES_SHOWN = 20
+
+_text = lru_cache(maxsize=1024)(peer_text)
+"""Snapshots name the same peers again and again."""
+
+
+class Lines(Protocol):
+    """What the view needs of the transport."""
+
+    def bytes_sent(self) -> int:
+        """Since the start."""
+        ...
+
+    def bytes_received(self) -> int:
+        """Since the start."""
+        ...
+
+    def is_connected(self, peer: PeerId) -> bool:
+        """Whether a channel to or from the peer is open."""
+        ...
 
 
 @dataclass(slots=True)
@@ -87,9 +107,11 @@ class View:
     peer: PeerId
     device: str
     began_s: float
-    transport: P2PTransport
+    transport: Lines
     addresses: tuple[str, ...]
     watch: TrainerWatch
+    is_leaving: Callable[[], bool]
+    """A leave was asked for, perhaps before the machine can be told."""
     driver: Driver | None = None
     sync: StateSync | None = None
     worker: Worker | None = None
@@ -107,11 +129,11 @@ class View:
             version=__version__,
             run_name=self.run_name,
             run_id=self.run_id,
-            peer=peer_text(self.peer),
+            peer=_text(self.peer),
             started_ms_ago=int((time.monotonic() - self.began_s) * 1000),
             member=driver is not None and driver.machine.is_member,
             voter=head is not None and self.peer in head.state.voters,
-            leaving=driver is not None and driver.machine.leaving,
+            leaving=self.is_leaving(),
             certified_round=head.round if head is not None else 0,
             psi_digest=head.psi_digest.hex() if head is not None else "",
             round=self._round(progress, sync),
@@ -127,21 +149,39 @@ class View:
     def _round(self, progress: Progress | None, sync: StateSync | None) -> RoundView:
         if progress is None:
             return RoundView(number=0, phase="load", waiting_for=self.waiting_for)
-        waiting = progress.waiting_for
+        waiting, training = progress.waiting_for, self._training_now()
         if progress.phase == "load" and sync is not None and sync.blobs_missing:
             waiting = f"{sync.blobs_missing} blobs of the state"
+        if progress.phase == "train" and training is None:
+            waiting = self._what_training_waits_for()
+        if self.is_leaving() and self.driver is not None and not self.driver.machine.leaving:
+            waiting = "the end of this round's training, then the leave"
         return RoundView(
             number=progress.round,
             phase=progress.phase,
-            phases=_phases(progress, self.watch.latest),
+            phases=_phases(progress, training),
             elapsed_ms=progress.elapsed_ms,
             time_left_ms=progress.time_left_ms,
             view=progress.view,
-            leader=peer_text(progress.leader) if progress.leader is not None else "",
+            leader=_text(progress.leader) if progress.leader is not None else "",
             votes=progress.votes,
             votes_needed=progress.votes_needed,
             waiting_for=waiting,
         )
+
+    def _training_now(self) -> TrainProgress | None:
+        """Progress of the open round's training; None before its first step."""
+        latest = self.watch.latest
+        if latest is None or self.driver is None or latest.global_step < self.driver.machine.head.global_step:
+            return None
+        return latest
+
+    def _what_training_waits_for(self) -> str:
+        if self.worker is not None and self.worker.pid is None:
+            return "the trainer process to start again"
+        if self.driver is not None and self.driver.loaded is not self.driver.machine.head:
+            return "the trainer to load the state of the run"
+        return "the first training steps"
 
     def _shards(self) -> tuple[ShardView, ...]:
         if self.driver is None:
@@ -149,7 +189,7 @@ class View:
         return tuple(
             ShardView(
                 shard=row.shard,
-                owners=tuple(peer_text(peer) for peer in self.driver.machine.head.state.owners(row.shard)),
+                owners=tuple(_text(peer) for peer in self.driver.machine.head.state.owners(row.shard)),
                 mine=any(owner.who == self.peer for owner in row.owners),
                 last_accepted_round=max((owner.last for owner in row.owners), default=0),
             )
@@ -157,13 +197,13 @@ class View:
         )
 
     def _learning(self) -> LearningView:
-        latest = self.watch.latest
-        updates = self.sync.own_updates(_UPDATES_SHOWN) if self.sync is not None else ()
+        latest = self._training_now()
+        updates = self.sync.updates.latest(_UPDATES_SHOWN) if self.sync is not None else ()
         return LearningView(
             loss_curve=tuple(self.watch.curve),
             val_curve=tuple(self.sync.val_curve) if self.sync is not None else (),
             tokens_per_s=latest.tokens_per_s if latest is not None else 0.0,
-            tokens_total=self.sync.tokens_certified if self.sync is not None else 0,
+            tokens_total=self.sync.updates.tokens_certified if self.sync is not None else 0,
             inner_step=latest.local_step if latest is not None else 0,
             inner_steps=latest.num_inner_steps if latest is not None else 0,
             global_step=latest.global_step if latest is not None else 0,
@@ -180,7 +220,7 @@ class View:
             state = self.driver.machine.head.state
             peers = tuple(
                 PeerView(
-                    peer=peer_text(row.peer),
+                    peer=_text(row.peer),
                     me=row.peer == self.peer,
                     voter=row.voter_since is not None,
                     connected=row.peer == self.peer or self.transport.is_connected(row.peer),
@@ -202,15 +242,15 @@ class View:
     def _counters(self) -> Counters:
         if self.driver is None:
             return Counters()
-        tally = self.driver.tally
+        tally, done = self.driver.tally, self.driver.errands.tally
         return Counters(
             rounds_adopted=tally.rounds_adopted,
-            parts_aggregated=tally.parts_aggregated,
+            parts_aggregated=done.parts_aggregated,
             cuts_made=self.driver.machine.num_cuts,
-            updates_published=tally.updates_published,
-            updates_acknowledged=tally.updates_acknowledged,
-            pieces_refused=tally.pieces_refused,
-            rechecks=tally.rechecks,
+            updates_published=self.driver.rounds.num_published,
+            updates_acknowledged=done.updates_acknowledged,
+            pieces_refused=done.pieces_refused,
+            rechecks=done.rechecks,
             messages_sent=tally.messages_sent,
             messages_received=tally.messages_received,
             messages_refused=tally.messages_refused,
@@ -233,7 +273,7 @@ def _phases(progress: Progress, training: TrainProgress | None) -> tuple[PhaseVi
     current = names.index(progress.phase) if progress.phase in names else -1
     steps = (training.local_step, training.num_inner_steps) if training is not None else (0, 0)
     shares: dict[Phase, tuple[float, str]] = {
-        "train": (steps[0] / steps[1] if steps[1] else 0.0, f"{steps[0]}/{steps[1]} steps"),
+        "train": (steps[0] / max(1, steps[1]), f"{steps[0]}/{steps[1]} steps" if steps[1] else ""),
         "publish": (
             progress.own_acks / max(1, progress.own_acks_needed),
             f"{progress.own_acks} acknowledgements",

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from typing import TypeVar
 
 from spes_p2p.config import RunConfig
 from spes_p2p.digests import blob_id
-from spes_p2p.errors import BlobError
+from spes_p2p.errors import BlobError, MachineError
 from spes_p2p.ids import Digest, RoundNumber
 from spes_p2p.node.sizes import EXPERT_CODECS, PSI_CODECS, expert_blob_bytes, psi_piece_bytes
 from spes_p2p.ports import BlobStore
@@ -43,8 +43,12 @@ class Work:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="work", initializer=self_test)
 
     async def run(self, function: Callable[[], Result]) -> Result:
-        """Run something in one of the threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+        """Run something in one of the threads. Raises MachineError if they compute other bits than other peers."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+        except BrokenExecutor as error:
+            self_test()  # says what is wrong, if it is wrong in this thread too
+            raise MachineError("the arithmetic threads failed their self-test; the log says why") from error
 
     def close(self) -> None:
         """End the threads once what they do is done."""

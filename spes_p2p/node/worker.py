@@ -162,9 +162,9 @@ class Worker:
         return await self._request(Train(num_inner_steps=num_inner_steps), Trained)
 
     def stop_training(self) -> None:
-        """Have the `train` that is being awaited end after the step it is at."""
+        """Have the `train` that is being awaited end after the step it is at, also if another request comes first."""
+        self._stop_wanted = True
         if self._training is not None:
-            self._stop_wanted = True
             self._send(self._training, StopTraining())
 
     async def publish(self) -> Published:

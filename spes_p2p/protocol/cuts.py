@@ -49,8 +49,12 @@ class Cuts:
     # --- timing ------------------------------------------------------------------------------------------------------
 
     def all_live_in(self) -> bool:
-        """Whether a manifest or `Alive{no more}` of every live member is held."""
-        return all(self._updates.is_in(peer) for peer in self._context.terms.live)
+        """Whether a manifest or `Alive{no more}` of every live member is held; never if nobody is live.
+
+        Otherwise rounds of a run whose members have all stopped would follow each other without a pause.
+        """
+        live = self._context.terms.live
+        return bool(live) and all(self._updates.is_in(peer) for peer in live)
 
     def view0_due_ms(self, training_ended_at_ms: int | None) -> int | None:
         """When view 0 begins here if not all live members come in before; None: not known yet."""

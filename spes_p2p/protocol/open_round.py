@@ -200,13 +200,15 @@ class OpenRound:
 
     def late(self, sender: PeerId, message: Message) -> None:
         """A message of an older round: statements, acks and receipts still count."""
-        if sender not in self.context.terms.members and not isinstance(message, Signed):
+        members = self.context.terms.members
+        if sender not in members and not isinstance(message, Signed):
             return
         if isinstance(message, Signed):
-            if isinstance(message.body, Manifest | Join | Leave | Claim | Evidence | Ack | Refusal):
+            kept = isinstance(message.body, Join) or message.peer in members  # its author may have left since
+            if kept and isinstance(message.body, Manifest | Join | Leave | Claim | Evidence | Ack | Refusal):
                 self._signed(sender, message)
         elif isinstance(message, Receipt):
-            self.updates.add_receipt_or_keep(message, sender)
+            self.updates.add_late_receipt(message, sender)
 
     def _refused(self, signed: Signed, refusal: Refusal) -> None:
         held = self.updates.by_hash.get(refusal.manifest)
@@ -285,6 +287,12 @@ class OpenRound:
         for body in list(self.bodies.known.values()):
             self.bodies.examine(body)
         self.voting.tick()
+
+    def drags_on(self) -> bool:
+        """Whether the round has needed a second view, or is older than training and transfers may take."""
+        terms = self.context.terms
+        limit_ms = terms.config.protocol.round_max_ms + terms.transfer_budget_ms
+        return self.voting.view >= 1 or self.context.now_ms - self.context.opened_at_ms > limit_ms
 
     def tick(self) -> None:
         """What is repeated from time to time."""

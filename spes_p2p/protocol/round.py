@@ -39,6 +39,7 @@ from spes_p2p.protocol.open_round import OpenRound
 from spes_p2p.protocol.outbox import Outbox
 from spes_p2p.protocol.params import LATE_ROUNDS, STATEMENT_ROUNDS
 from spes_p2p.protocol.progress import Progress, progress_of
+from spes_p2p.protocol.roster import admitted
 from spes_p2p.protocol.updates import Held, History
 from spes_p2p.protocol.wire import NO_DIGEST
 
@@ -266,6 +267,7 @@ class RoundMachine:
         trains = context.terms.round > 1 and not self._finished and self._leaving is None
         trains = trains and context.promised("alive-no-more") is None  # said before a restart
         self._round.will_train = trains
+        self._round.updates.accuse_again()
         self._say_claim()
         self._say_leave()
         if not self._finished:
@@ -300,6 +302,10 @@ class RoundMachine:
             wishes.sponsor,
             wishes.sponsor_signature,
         )
+        if not admitted(head.run, context.me, body, self._verifier):
+            text = f"this run ({head.run.config.protocol.admission}) does not admit this node: its link lets nobody in"
+            context.notify(text, "error")
+            return
         self._round.say(context.sign_once("join", body))
 
     def _state_ready(self, round_number: int) -> None:
@@ -458,10 +464,13 @@ class RoundMachine:
             self._ask_tips()
 
     def _ask_tips(self) -> None:
-        """Ask a few peers for their tips: often while not a member or not ready, else once per view time-out."""
+        """Ask a few peers for their tips: often while not a member or not ready, else only in a round that drags on."""
         context = self._round.context
         protocol = context.terms.config.protocol
         settled = context.is_member and context.state_ready
+        if settled and not self._round.drags_on():
+            self._ask_tip_at_ms = context.now_ms + protocol.view_timeout(3)
+            return
         self._ask_tip_at_ms = context.now_ms + (protocol.view_timeout(3) if settled else protocol.resend_ms)
         peers = sorted({*context.terms.members, *self._known_peers} - {context.me})
         for _ in range(min(1 if settled else 3, len(peers))):

@@ -11,7 +11,7 @@ from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol.codec import bitmap, encode, receipt_hash, sign, statement_hash, unpack_float
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.effects import CheckPiece, FetchBlob
-from spes_p2p.protocol.evidence import conflicting
+from spes_p2p.protocol.evidence import conflicting, named
 from spes_p2p.protocol.messages import Ack, Alive, Evidence, Manifest, Receipt, Ref, Refusal, Signed
 from spes_p2p.protocol.params import LATE_ROUNDS
 from spes_p2p.protocol.state import ShardRow, shard_row_hash
@@ -28,6 +28,9 @@ from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind, RefKind, Refu
 
 _NORMS_KEPT = 64
 """Norms of accepted updates that the bound is drawn from."""
+
+_PROOFS_KEPT = 64
+"""Proven equivocators that are remembered."""
 
 _MAX_EARLY_RECEIPTS = 64
 """Receipts of one sender kept until their manifests come."""
@@ -69,6 +72,14 @@ class History:
     psi_norms: list[float] = field(default_factory=list)
     expert_norms: list[float] = field(default_factory=list)
     row_ages: dict[Digest, int] = field(default_factory=dict)
+    proofs: dict[PeerId, Evidence] = field(default_factory=dict)
+    """Evidence seen, by accused: whoever was evicted for it is evicted again when it comes back."""
+
+    def keep_proof(self, evidence: Evidence) -> None:
+        """Remember a proof, up to a number."""
+        accused = named(evidence)
+        if accused in self.proofs or len(self.proofs) < _PROOFS_KEPT:
+            self.proofs[accused] = evidence
 
     def remember(self, held: Held) -> None:
         """Norms of an accepted update feed the bound of the next rounds."""
@@ -132,6 +143,8 @@ class Updates:
             held.held_at_ms = before.held_at_ms if before else held.held_at_ms
             self.slots[slot] = held
         self.by_hash[held.hash] = held
+        if isinstance(signed.body, Evidence):
+            self._history.keep_proof(signed.body)
         context.found(ref)
         if held.manifest is not None:
             if takes:
@@ -163,12 +176,22 @@ class Updates:
     def accuse(self, first: Signed, second: Signed) -> None:
         """Publish the proof that a peer signed two statements for one slot."""
         context = self._context
-        if not context.is_member or first.peer == context.me:
+        if first.peer != context.me:
+            context.notify(f"a peer signed two {first.body.tag} statements for one slot", "warning")
+            self._publish_proof(first.peer, encode(first), encode(second))
+
+    def accuse_again(self) -> None:
+        """Publish what is remembered of peers that are members again."""
+        for accused, proof in sorted(self._history.proofs.items()):
+            self._publish_proof(accused, proof.first, proof.second)
+
+    def _publish_proof(self, accused: PeerId, first: bytes, second: bytes) -> None:
+        context = self._context
+        if not context.is_member or accused not in context.terms.members:
             return
-        context.notify(f"a peer signed two {first.body.tag} statements for one slot", "warning")
         head = context.terms.head
-        body = Evidence(head.run.run_id, head.epoch, context.terms.round, encode(first), encode(second))
-        proof = context.sign_once(f"evidence/{first.peer.hex()}", body)
+        body = Evidence(head.run.run_id, head.epoch, context.terms.round, first, second)
+        proof = context.sign_once(f"evidence/{accused.hex()}", body)
         if self.add(proof):
             context.send(context.terms.members, proof)
 
@@ -341,10 +364,16 @@ class Updates:
             self._early_receipts[receipt.manifest, sender] = receipt
             self._context.want(Ref(RefKind.STATEMENT, receipt.manifest, NO_DIGEST), [sender])
 
+    def add_late_receipt(self, receipt: Receipt, sender: PeerId) -> None:
+        """A receipt of an older round, if it still is one: its ackers may have left since."""
+        held = self.by_hash.get(receipt.manifest)
+        if held is None or held.manifest is None or self._stands(receipt, held.signed.peer, held.manifest):
+            self.add_receipt_or_keep(receipt, sender)
+
     def carry(self, old: Held) -> None:
         """Take over a statement of the previous round with what is known about it.
 
-        Raises RemoteProtocolError if it, or its receipt, is no longer valid; without its receipt it stays held.
+        Raises RemoteProtocolError if it is no longer valid. A receipt whose ackers are no longer eligible is dropped.
         """
         context, manifest = self._context, old.manifest
         check_statement(context.terms, old.signed, context.verifier)
@@ -358,9 +387,18 @@ class Updates:
                 context.held.update(piece.blob for piece in manifest.pieces)
             if old.acked:
                 self._promise_slot(held)
+            if old.receipt is not None and self._stands(old.receipt, old.signed.peer, manifest):
+                held.receipt, held.receipt_held_at_ms = old.receipt, context.now_ms
+                self.receipts[receipt_hash(old.receipt)] = old.receipt
         self._insert(held)
-        if old.receipt is not None:
-            self.add_receipt(old.receipt)
+
+    def _stands(self, receipt: Receipt, author: PeerId, manifest: Manifest) -> bool:
+        """Whether a receipt of an earlier round is one in this round too."""
+        try:
+            check_receipt(self._context.terms, receipt, author, manifest, self._context.verifier)
+        except RemoteProtocolError:
+            return False  # it was valid: its ackers have left, or more are needed now
+        return True
 
     def add_receipt(self, receipt: Receipt) -> bool:
         """A receipt of an update that is held. Raises RemoteProtocolError. Returns whether it is new."""

@@ -76,6 +76,8 @@ class Voting:
         self.votes: dict[Step, Votes] = {Step.PREVOTE: {}, Step.PRECOMMIT: {}}
         self.wishes: dict[PeerId, Signed] = {}
         """Per voter, the highest view it asks for."""
+        self._counted: dict[int, int] = {}
+        """Per view, how many prevotes there were when quorums were last looked for."""
         self._wished = 0
         self.log: list[tuple[PeerId, bytes]] = []
         """(author, message): votes, wishes and proposals of all, in order of arrival, for those who miss them."""
@@ -376,8 +378,9 @@ class Voting:
         """Learn quorum certificates from the prevotes of any view."""
         terms = self._context.terms
         for view, votes in sorted(self.votes[Step.PREVOTE].items()):
-            if self.qc is not None and self.qc.view >= view:
+            if len(votes) == self._counted.get(view, 0) or (self.qc is not None and self.qc.view >= view):
                 continue
+            self._counted[view] = len(votes)
             for body in sorted({_vote(signed).body for signed in votes.values()} - {NO_DIGEST}):
                 chosen = self.votes_for(Step.PREVOTE, view, body)
                 holders = sum(1 for signed in chosen.values() if _vote(signed).held)

@@ -6,6 +6,8 @@ Everything lives under one folder; waits are bounded and end when their conditio
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -134,6 +136,14 @@ class LiveSwarm:
         child = Child(name, [*arguments, "--data-dir", str(self.data_dir(name)), *more], log)
         self.children[name] = child
         return child
+
+    def kill(self, name: str) -> None:
+        """SIGKILL a peer and wait for its end. Its sockets' folder stays until a later start sweeps it."""
+        child, held = self.children[name], Leftovers()
+        held.note([child])
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait_or_kill(time.monotonic() + _END_S)
+        self.leftovers.socket_files -= held.socket_files
 
     # --- looking -----------------------------------------------------------------------------------------------------
 

@@ -119,9 +119,10 @@ class MemoryTransport:
         await other._accept(self._peer_id, bytes(data))
         self._bytes_sent += len(data)
 
-    async def fetch(self, blob: Digest, sources: Sequence[PeerId]) -> None:
-        """Bring a blob into the local store from the first source that serves it rightly, resuming what is there.
+    async def fetch(self, blob: Digest, sources: Sequence[PeerId], max_bytes: int | None = None) -> None:
+        """Bring a blob of at most `max_bytes` into the local store from the first source that serves it rightly.
 
+        What is there in part is resumed.
         Raises BlobError when no source is left, with each one's reason.
         """
         if self._blobs.has(blob):
@@ -129,7 +130,7 @@ class MemoryTransport:
         reasons = []
         for source in sources:
             try:
-                await self._fetch_from(source, blob)
+                await self._fetch_from(source, blob, max_bytes)
             except (TransportError, BlobError) as error:
                 reasons.append(f"{source.hex()[:8]}: {error}")
             else:
@@ -163,11 +164,13 @@ class MemoryTransport:
         except RemoteProtocolError as error:
             raise TransportError(f"peer {self._peer_id.hex()[:8]} refused the message: {error.reason}") from error
 
-    async def _fetch_from(self, source: PeerId, blob: Digest) -> None:
+    async def _fetch_from(self, source: PeerId, blob: Digest, max_bytes: int | None) -> None:
         other = await self._reach(source)
         size_bytes, chunks = other._blobs.size_bytes(blob), other._blobs.chunks(blob)
         if len(chunks) != num_chunks(size_bytes) or blob_id_of_chunks(size_bytes, chunks) != blob:
             raise BlobError("it sent a chunk list of another blob")
+        if max_bytes is not None and size_bytes > max_bytes:
+            raise BlobError(f"it has {size_bytes} bytes, at most {max_bytes} are wanted")
         partial: PartialBlob = self._blobs.partial(blob, size_bytes, chunks)
         for index in partial.missing():
             other = await self._reach(source)

@@ -56,7 +56,9 @@ class OneVoter:
             opened_at_ms=0,
         )
         self.context.restore(self.journal)
-        self.round = OpenRound(self.context, History())
+        history = History()
+        history.enter_rows(head.state.shards, head.round)
+        self.round = OpenRound(self.context, history)
         self.round.restore(self.journal)
         self.context.state_ready = True
         self._collect()

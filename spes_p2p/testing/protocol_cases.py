@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec import structs
+
 from spes_p2p.config import ProtocolConfig, RunConfig, TrainingConfig
 from spes_p2p.crypto import Identity, verify
 from spes_p2p.digests import digest
@@ -19,7 +21,7 @@ from spes_p2p.protocol.codec import (
     sign,
     statement_hash,
 )
-from spes_p2p.protocol.head import Head, Terms, genesis_head, next_head
+from spes_p2p.protocol.head import Head, Terms, genesis_head, next_head, psi_digest
 from spes_p2p.protocol.messages import (
     Ack,
     Alive,
@@ -225,3 +227,10 @@ def trained_items(head: Head, peers: Sequence[Identity]) -> list[Item]:
         update = update_of(head, peer)
         found.append(item_of(update, receipt_of(update, peers)))
     return found
+
+
+def kept_body(head: Head, body: Body) -> Body:
+    """A body like `body` that keeps every part."""
+    return structs.replace(
+        body, parts=head.parts, psi=psi_digest(head.parts), kept=bitmap(set(range(len(head.parts))), len(head.parts))
+    )

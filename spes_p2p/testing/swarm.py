@@ -101,6 +101,10 @@ class SimPeer:
     """A liar changes the bytes on their way out, or swallows them (None). Its signatures are not watched."""
     refuses: RefusalReason | None = None
     """What others find when they check this peer's pieces."""
+    hangs: bool = False
+    """Its trainer never answers."""
+    takes_over: bool = True
+    """Whether it fetches what leavers hand over."""
     withholds: bool = False
     """Serves no blob."""
 
@@ -159,12 +163,20 @@ class Swarm:
             self.give(peer, fx.PeersKnown(peers=tuple(knows)))
         return peer
 
-    def _machine(self, identity: Identity, head: Head, capacity: int, journal: dict[str, bytes]) -> RoundMachine:
+    def _machine(
+        self,
+        identity: Identity,
+        head: Head,
+        capacity: int,
+        journal: dict[str, bytes],
+        stop: int | None = None,
+    ) -> RoundMachine:
         payload = invite_payload(self.genesis.run.run_id, identity.peer_id)
         wishes = Wishes(
             capacity=capacity,
             private_seed=digest("private", identity.peer_id),
             invite_signature=self.invite.sign("invite", payload),
+            stop_after_round=stop,
         )
         return RoundMachine(head, identity, verify, wishes, now_ms=self.now_ms, journal=journal)
 
@@ -177,12 +189,13 @@ class Swarm:
         peer.life += 1
         peer.training = None
 
-    def restart(self, peer: SimPeer, capacity: int = 2) -> None:
+    def restart(self, peer: SimPeer, capacity: int = 2, *, stop_after_round: int | None = None) -> None:
         """Start again from the disk."""
         peer.alive = True
         peer.life += 1
         head = peer.heads[-1]
-        peer.machine = self._machine(peer.identity, head, capacity, dict(peer.journal))
+        peer.training = None
+        peer.machine = self._machine(peer.identity, head, capacity, dict(peer.journal), stop_after_round)
         self._start(peer)
         self.later(peer, peer.line.work_ms, fx.StateReady(round=head.round + 1))
 
@@ -357,7 +370,7 @@ class Swarm:
         self.at(delay, arrive)
 
     def _trained(self, peer: SimPeer, round_number: int) -> None:
-        if peer.training is None or peer.training[0] != round_number:
+        if peer.training is None or peer.training[0] != round_number or peer.hangs:
             return
         begun = peer.training[1]
         peer.training = None
@@ -423,8 +436,10 @@ class Swarm:
         wanted = {*effect.head.parts, *(s.blob for row in effect.head.state.shards for s in row.blobs)}
         self._load(peer, effect.head, sorted(wanted - peer.blobs), effect.holders)
         for leaver, blob, _ in effect.handovers:
-            if leaver != peer.peer_id and any(
-                peer.peer_id in effect.head.state.owners(shard) for shard in range(self.config.num_shards)
+            if (
+                leaver != peer.peer_id
+                and peer.takes_over
+                and any(peer.peer_id in effect.head.state.owners(shard) for shard in range(self.config.num_shards))
             ):
                 event = fx.HandoverTaken(leaver=leaver, round=effect.head.round, handover=blob)
                 self.later(peer, peer.line.transfer_ms, event)

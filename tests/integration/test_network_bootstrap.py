@@ -88,7 +88,7 @@ def test_a_bootstrap_node_keeps_its_address_and_leaves_nothing_behind_however_it
 
 def test_a_wrong_address_ends_with_2_and_makes_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "bootstrap"
-    for flags in (("--listen", "/ip/0.0.0.0/tcp/1"), ("--announce", "/ip4/0.0.0.0/tcp/1"), ("--peer", "rubbish")):
+    for flags in (("--listen", "/ip/0.0.0.0/tcp/1"), ("--announce", "/ip4/0.0.0.0/tcp/1"), ("--bootstrap", "rubbish")):
         code, error = ends_with(folder, *flags)
         assert (code, "good: " in error) == (2, True)
     assert not folder.exists()

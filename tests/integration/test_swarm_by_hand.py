@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -56,7 +54,7 @@ def test_swarm_by_hand_survives_a_late_joiner_a_killed_voter_and_a_leaver(tmp_pa
         # a voter is killed: rounds go on, and its shard has an owner again once the lease has lapsed
         ben, killed_at = swarm.peer_id("ben"), swarm.certified("ada")
         victims_shards = owned_by(swarm, "ada", ben)
-        os.kill(swarm.children["ben"].pid, signal.SIGKILL)
+        swarm.kill("ben")
         survivors = ["ada", "cleo", "dan", "eve"]
         lapse = swarm.config.protocol.lease_rounds
         swarm.wait_round(killed_at + lapse + 4, survivors, 200)

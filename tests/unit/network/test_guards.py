@@ -27,7 +27,7 @@ from spes_p2p.network.guards import (
 )
 
 TUPLE = MSGPackSerializer._TUPLE_EXT_TYPE_CODE
-LATER_S = time.time() + 60
+LATER_S = time.time() + 86_400
 
 
 def nested(depth: int) -> bytes:

@@ -55,7 +55,7 @@ def test_what_an_honest_peer_may_do_is_no_conflict() -> None:
 
 
 def proof(first: Signed, second: Signed, run: bytes = RUN) -> Evidence:
-    return Evidence(run, 0, 2, encode(first), encode(second))  # type: ignore[arg-type]
+    return Evidence(run, 0, 2, encode(first), encode(second))
 
 
 def test_evidence_names_the_equivocator() -> None:

@@ -69,7 +69,7 @@ def test_honest_statements_are_valid() -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (Alive(bytes(32), 0, 2, True), "another run"),  # type: ignore[arg-type]
+        (Alive(bytes(32), 0, 2, True), "another run"),
         (Alive(FOUR.run.run_id, 1, 2, True), "another run or epoch"),
         (Alive(FOUR.run.run_id, 0, 1, True), "alive of round 1 in round 2"),
         (Claim(FOUR.run.run_id, 0, 3, 1), "claim of round 3 in round 2"),

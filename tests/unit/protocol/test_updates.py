@@ -93,7 +93,6 @@ def test_a_piece_that_could_not_be_had_is_asked_for_again_and_not_refused() -> N
 
 def test_an_update_from_a_base_row_that_never_was_is_refused() -> None:
     voter = OneVoter(HEAD, PEERS)
-    voter.round.updates._history.enter_rows(HEAD.state.shards, HEAD.round)
     manifest = update_of(HEAD, voter.others[0]).body
     assert isinstance(manifest, Manifest)
     last = msgspec.structs.replace(manifest.pieces[-1], base_row=bytes(32))
@@ -107,7 +106,10 @@ def test_an_update_from_a_base_row_that_never_was_is_refused() -> None:
 def test_a_late_update_whose_base_row_is_not_known_here_is_neither_acked_nor_refused() -> None:
     after = follow(HEAD, [item_of(alive_of(HEAD, peer)) for peer in PEERS])
     voter = OneVoter(after, PEERS)
-    late = update_of(HEAD, voter.others[0])
+    manifest = update_of(HEAD, voter.others[0]).body
+    assert isinstance(manifest, Manifest)
+    pieces = tuple(msgspec.structs.replace(piece, base_row=bytes(32)) for piece in manifest.pieces)
+    late = sign(voter.others[0], msgspec.structs.replace(manifest, pieces=pieces))
     voter.round.late(voter.others[0].peer_id, late)
     voter.wait(2 * RESEND)
     assert {check.piece.kind for check in checks(voter)} == {PieceKind.PSI}
@@ -143,7 +145,7 @@ def test_one_manifest_of_a_slot_is_acknowledged_and_the_second_is_evidence() -> 
 
 
 def test_after_a_restart_no_other_manifest_of_the_slot_is_acknowledged() -> None:
-    voter, update = hears_update()
+    voter, _ = hears_update()
     answer_all(voter)
     again = OneVoter(HEAD, PEERS, voter.journal)
     again.hear(again.others[0], update_of(HEAD, again.others[0], note="other"))
@@ -196,14 +198,11 @@ def test_a_receipt_before_its_manifest_waits_for_it() -> None:
 def test_early_receipts_and_offers_of_one_peer_are_bounded() -> None:
     voter = OneVoter(HEAD, PEERS)
     for number in range(100):
-        fake = Receipt(number.to_bytes(32, "little"), (ack_of(update_of(HEAD, voter.others[0]), voter.others[1]),))  # type: ignore[arg-type]
+        fake = Receipt(number.to_bytes(32, "little"), (ack_of(update_of(HEAD, voter.others[0]), voter.others[1]),))
         voter.hear(voter.others[0], fake)
     assert len(voter.round.updates._early_receipts) == 64
     for batch in range(3):
-        refs = tuple(
-            Ref(RefKind.STATEMENT, (batch * 4096 + n).to_bytes(32, "big"), NO_DIGEST)  # type: ignore[arg-type]
-            for n in range(1, 4096)
-        )
+        refs = tuple(Ref(RefKind.STATEMENT, (batch * 4096 + n).to_bytes(32, "big"), NO_DIGEST) for n in range(1, 4096))
         voter.hear(voter.others[1], Offer(0, 2, refs))
     assert len(voter.context._wants) == 64 + 2048
 
@@ -235,15 +234,13 @@ def test_what_was_not_in_the_cut_is_carried_with_acks_checks_and_receipt() -> No
 
 def test_a_receipt_that_lapsed_is_dropped_and_the_update_is_checked_anew() -> None:
     voter, update = hears_update()
-    voter.hear(voter.others[0], receipt_of(update, [PEERS[0], PEERS[1], PEERS[2], PEERS[3]][:4]))
+    voter.hear(voter.others[0], receipt_of(update, PEERS))
     held = voter.round.updates.by_hash[statement_hash(update)]
     assert held.receipt is not None
-    thin = Receipt(held.hash, held.receipt.acks[:1])
-    held.receipt = thin
+    held.receipt = Receipt(held.hash, held.receipt.acks[:1])
     after = follow(HEAD, [item_of(alive_of(HEAD, peer)) for peer in PEERS])
     later = OneVoter(after, PEERS)
-    with pytest.raises(RemoteProtocolError, match="lacks acks"):
-        later.round.carry(held)
+    later.round.carry(held)
     assert later.round.updates.by_hash[held.hash].receipt is None
 
 

@@ -1,0 +1,90 @@
+"""Loading and training, round after round: which waits for which.
+
+    adoption r   load r: blobs, `StateReady(r + 1)`, end of the training of round r (its update comes late), trainer
+    Train r+1    waits for load r, then trains; nothing is given if a newer certificate came first, or the load failed
+
+Loads come one after the other. One that a newer certificate has overtaken is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from spes_p2p.errors import BlobError, NotFiniteError, SchemaError, TrainerError
+from spes_p2p.node.state_sync import StateSync
+from spes_p2p.node.training import Training
+from spes_p2p.protocol import effects as fx
+from spes_p2p.protocol.head import Head
+
+Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+
+
+class RoundTasks:
+    """The load and the training that are under way."""
+
+    def __init__(
+        self, sync: StateSync, training: Training, spawn: Spawn, give: Callable[[fx.Input], None],
+        notify: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
+        self._sync = sync
+        self._trainer = training
+        self._spawn = spawn
+        self._give = give
+        self._notify = notify
+        self._training: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._stopped_through = 0
+        """Training up to this round is to end, or not to begin."""
+        self._is_finished = False
+        self.num_published = 0
+
+    async def finish(self) -> None:
+        """Return when the training that is under way has ended; none begins any more: orders give nothing."""
+        while self._training is not None and not self._training.done():
+            await asyncio.wait([self._training])
+        self._is_finished = True
+
+    def load(self) -> None:
+        """Bring the state of the newest certificate here and into the trainer."""
+        self._loading = self._spawn(self._load(self._sync.head, self._loading, self._training), "load state")
+
+    def train(self, order: fx.Train) -> None:
+        """Train a round once its start is loaded."""
+        self._training = self._spawn(self._train(order, self._loading), "train")
+
+    def stop(self, round_number: int) -> None:
+        """End the training of that round, and of older ones, also if it has not begun."""
+        self._stopped_through = max(self._stopped_through, round_number)
+        self._trainer.stop()
+
+    async def _train(self, order: fx.Train, loading: asyncio.Task[None] | None) -> None:
+        if loading is not None:
+            await asyncio.wait([loading])
+        if self._is_finished or order.round <= self._stopped_through:
+            self._give(fx.nothing_trained(order.round))
+            return
+        result = await self._trainer.train(order)
+        if result.pieces:
+            self.num_published += 1
+            self._sync.published(result)
+        self._give(result)
+
+    async def _load(self, head: Head, before: asyncio.Task[None] | None, training: asyncio.Task[None] | None) -> None:
+        if before is not None and not before.done():
+            await asyncio.wait([before])
+        if not await self._sync.bring_state(head):
+            return
+        self._give(fx.StateReady(round=head.round + 1))
+        if training is not None and not training.done():
+            self.stop(head.round)
+            await asyncio.wait([training])
+        if self._sync.head is not head:
+            return
+        try:
+            for taken in await self._sync.load_trainer(self._trainer):
+                self._give(taken)
+        except (TrainerError, BlobError, SchemaError, NotFiniteError) as error:
+            if self._sync.head is head:
+                self._notify("error", f"round {head.round + 1} gets no update of this node: {error}")

@@ -1,0 +1,198 @@
+"""Several nodes in one process: what the driver makes of the machine's effects, with the real work behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from spes_p2p.errors import IdentityError, MachineError, RemoteProtocolError, TrainerError
+from spes_p2p.node.driver import MAX_WAITING
+from spes_p2p.node.leaving import leave_properly
+from spes_p2p.node.worker_messages import LoadStart, Publish, Train
+from spes_p2p.testing.nodes import NodeSwarm, SwarmNode, node_swarm
+
+FOUNDERS = ["ada", "ben", "cleo"]
+
+
+async def start_founders(swarm: NodeSwarm, founders: list[str]) -> list[SwarmNode]:
+    swarm.create(founders)
+    nodes = [await swarm.start(name) for name in founders]
+    swarm.introduce()
+    return nodes
+
+
+def verdicts(node: SwarmNode) -> dict[int, str]:
+    return {update.round: update.verdict for update in node.tools.sync.updates.latest(64)}
+
+
+async def test_founders_and_a_late_joiner_certify_the_same_rounds(tmp_path: Path) -> None:
+    async with node_swarm(tmp_path / "swarm") as swarm:
+        ada, *_ = await start_founders(swarm, FOUNDERS)
+        await swarm.wait_round(3)
+        dan = await swarm.start("dan", manifest_from="ada")
+        swarm.introduce()
+        await swarm.wait(lambda: "accepted" in verdicts(dan).values(), "accepted update of the joiner")
+        reached = dan.round
+        await swarm.wait_round(reached)
+        histories = [node.history() for node in swarm.nodes.values()]
+        assert all(history[number] == histories[0][number] for history in histories for number in range(1, reached + 1))
+        assert len(ada.driver.machine.terms.members) == 4
+        assert verdicts(ada)[2] == "accepted"
+        assert ada.driver.errands.tally.parts_aggregated > 0
+        assert 1 not in verdicts(ada)  # round 1 is for claims
+
+
+async def test_node_that_is_killed_goes_on_from_its_ledger_and_journal(tmp_path: Path) -> None:
+    async with node_swarm(tmp_path / "swarm") as swarm:
+        await start_founders(swarm, FOUNDERS)
+        await swarm.wait_round(2)
+        before = swarm.nodes["ben"].history()
+        await swarm.kill("ben")
+        ben = await swarm.start("ben")
+        assert ben.round >= max(before)
+        assert ben.history().items() >= before.items()
+        swarm.introduce()
+        await swarm.wait_round(ben.round + 2)
+        assert swarm.nodes["ada"].driver.machine.head.state.row(ben.driver.machine.terms.members[0]) is not None
+        assert len(ben.driver.machine.terms.members) == 3
+        await swarm.wait(lambda: verdicts(ben).get(ben.round) in ("accepted", "pending"), "update after the restart")
+
+
+async def test_update_that_was_journalled_is_not_trained_again_after_a_restart(tmp_path: Path) -> None:
+    async with node_swarm(tmp_path / "swarm") as swarm:
+        ada, ben = await start_founders(swarm, ["ada", "ben"])
+        await swarm.wait_round(1)
+        await swarm.kill("ben")  # without it, no round of two can end
+        await swarm.wait(lambda: any("manifest/2" in key for key in ada.tools.journal.scan()), "journalled update")
+        manifest = next(data for key, data in ada.tools.journal.scan().items() if key.endswith("signed/manifest/2"))
+        await swarm.kill("ada")
+        ada = await swarm.start("ada")
+        ben = await swarm.start("ben")
+        swarm.introduce()
+        stored = next(data for key, data in ada.tools.journal.scan().items() if key.endswith("signed/manifest/2"))
+        assert stored == manifest
+        await swarm.wait_round(2)
+        assert ada.trainer.num_trainings == 0 or ada.round > 2
+        assert verdicts(ada)[2] == "accepted"
+        assert ben.round >= 2
+
+
+async def test_blob_of_the_state_that_was_damaged_on_disk_is_fetched_again(tmp_path: Path) -> None:
+    async with node_swarm(tmp_path / "swarm") as swarm:
+        await start_founders(swarm, FOUNDERS)
+        await swarm.wait_round(2)
+        node = swarm.nodes["cleo"]
+        await swarm.kill("cleo")
+        part = node.driver.machine.head.parts[0]
+        path = next((swarm.data_dir("cleo") / "blobs" / "whole").glob(f"*/{part.hex()}"))
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        cleo = await swarm.start("cleo")
+        assert f"{part.hex()} was damaged" in cleo.notes
+        swarm.introduce()
+        await swarm.wait_round(cleo.round + 2)
+
+
+@pytest.mark.parametrize("request_type", [LoadStart, Train, Publish])
+async def test_trainer_that_fails_costs_one_update_and_no_round(tmp_path: Path, request_type: type) -> None:
+    async with node_swarm(tmp_path / "swarm") as swarm:
+        _, ben, _ = await start_founders(swarm, FOUNDERS)
+        await swarm.wait_round(2)
+        ben.trainer.fail_next[request_type] = TrainerError("the trainer process died: ended by SIGKILL")
+        await swarm.wait(lambda: request_type not in ben.trainer.fail_next, "failure of the trainer")
+        failed = ben.round
+        await swarm.wait_round(failed + 3)
+        assert any("no update" in note for note in ben.notes)
+        assert "accepted" in [verdict for number, verdict in verdicts(ben).items() if number > failed + 1]
+
+
+async def test_full_disk_of_the_trainer_ends_the_node_with_its_cause(tmp_path: Path) -> None:
+    async with node_swarm(tmp_path / "swarm") as swarm:
+        _, ben, _ = await start_founders(swarm, FOUNDERS)
+        await swarm.wait_round(1)
+        ben.trainer.fail_next[Publish] = MachineError("disk full: cannot write in trainer")
+        await asyncio.wait([ben.running], timeout=60)
+        with pytest.raises(MachineError, match="disk full"):
+            ben.running.result()
+        assert max(ben.history()) == ben.round
+
+
+async def test_full_disk_of_the_journal_ends_the_node_before_anything_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(entries: object) -> None:
+        raise MachineError("disk full: cannot write in journal")
+
+    async with node_swarm(tmp_path / "swarm") as swarm:
+        swarm.create(FOUNDERS)
+        ada = await swarm.start("ada")
+        monkeypatch.setattr(ada.tools.journal, "put", full)
+        await asyncio.wait([ada.running], timeout=60)
+        with pytest.raises(MachineError, match="disk full"):
+            ada.running.result()
+        assert ada.driver.tally.messages_sent == 0
+        with pytest.raises(RemoteProtocolError, match="ending"):
+            await ada.driver.receive(swarm.identity("ben").peer_id, b"")
+
+
+async def test_leaver_hands_its_masters_over_and_ends(tmp_path: Path) -> None:
+    async with node_swarm(tmp_path / "swarm") as swarm:
+        _, ben, _ = await start_founders(swarm, FOUNDERS)
+        await swarm.wait_round(3)
+        await leave_properly(ben.driver, ben.tools.training, ben.tools.blobs, lambda level, text: None)
+        await swarm.wait(ben.running.done, "end of the leaver")
+        assert ben.running.exception() is None
+        left_at = ben.round
+        await swarm.wait_round(left_at + 2)
+        gone = swarm.identity("ben").peer_id
+        for name in ("ada", "cleo"):
+            state = swarm.nodes[name].driver.machine.head.state
+            assert state.row(gone) is None
+            assert all(state.owners(shard) for shard in range(4))
+        notes = [note for name in ("ada", "cleo") for note in swarm.nodes[name].notes]
+        assert any("took over shard" in note for note in notes), notes
+
+
+async def test_the_only_member_leaves_at_once(tmp_path: Path) -> None:
+    async with node_swarm(tmp_path / "swarm") as swarm:
+        (ada,) = await start_founders(swarm, ["ada"])
+        await swarm.wait_round(2)
+        await leave_properly(ada.driver, ada.tools.training, ada.tools.blobs, lambda level, text: None)
+        await swarm.wait(ada.running.done, "end of the only member")
+        assert ada.running.exception() is None
+
+
+async def test_message_after_the_end_is_answered_and_not_kept_waiting(tmp_path: Path) -> None:
+    async with node_swarm(tmp_path / "swarm") as swarm:
+        (ada,) = await start_founders(swarm, ["ada"])
+        await swarm.kill("ada")
+        with pytest.raises(RemoteProtocolError, match="ending"):
+            await asyncio.wait_for(ada.driver.receive(swarm.identity("ben").peer_id, b""), 1)
+
+
+async def test_senders_wait_when_too_many_messages_wait_and_are_answered_at_the_end(tmp_path: Path) -> None:
+    async with node_swarm(tmp_path / "swarm") as swarm:
+        (ada,) = await start_founders(swarm, ["ada"])
+        stranger = swarm.identity("ben").peer_id
+        sends = [asyncio.ensure_future(ada.driver.receive(stranger, b"")) for _ in range(3 * MAX_WAITING)]
+        await asyncio.sleep(0)
+        assert ada.driver.num_waiting <= MAX_WAITING
+        await swarm.kill("ada")
+        answers = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), 5)
+        assert all(isinstance(answer, RemoteProtocolError) for answer in answers)
+
+
+async def test_identity_in_use_is_believed_from_an_honest_member_only(tmp_path: Path) -> None:
+    async with node_swarm(tmp_path / "swarm") as swarm:
+        ada, *_ = await start_founders(swarm, FOUNDERS)
+        stranger = swarm.identity("eve").peer_id
+        ada.driver.identity_reported(stranger, IdentityError("identity in use: by a stranger"))
+        await swarm.wait_round(1)
+        assert not ada.running.done()
+        ada.driver.identity_reported(swarm.identity("ben").peer_id, IdentityError("identity in use: twice"))
+        await asyncio.wait([ada.running], timeout=10)
+        with pytest.raises(IdentityError, match="twice"):
+            ada.running.result()

@@ -1,0 +1,153 @@
+"""From a run id to the manifest, the held-out set, and being let in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from spes_p2p.crypto import Identity, peer_text
+from spes_p2p.errors import (
+    BlobError,
+    IdentityError,
+    NotAdmittedError,
+    RemoteProtocolError,
+    TransportError,
+    UnreachableError,
+)
+from spes_p2p.ids import Digest, PeerId, RunId
+from spes_p2p.node.joining import ManifestSeeker, bring_held_out, check_admission, find_peers
+from spes_p2p.protocol.codec import encode, run_id
+from spes_p2p.protocol.messages import SignedRun, TipAsk
+from spes_p2p.testing import protocol_cases as cases
+from spes_p2p.testing.swarm import identity_of, make_manifest
+
+FOUNDER, OTHER, ME = cases.identities(3)
+MANIFEST = make_manifest(cases.quick_config(), [FOUNDER.peer_id], cases.NUM_PARTS, identity_of("invite"))
+SIGNED = SignedRun(MANIFEST, FOUNDER.sign("run", encode(MANIFEST)))
+RUN = RunId(run_id(MANIFEST))
+TOO_SHORT_S = 0.05
+
+
+class Transport:
+    """Peers that answer as scripted."""
+
+    def __init__(self, peers: Sequence[Identity], answer: Callable[[PeerId], None] = lambda peer: None) -> None:
+        self.peer_id = ME.peer_id
+        self.refusals: dict[PeerId, str] = {}
+        self.peers = [*peers, ME]
+        self.answer = answer
+        self.asked: list[tuple[PeerId, bytes]] = []
+        self.discovery = self
+        self.fails: BaseException | None = None
+        self.fetched: list[tuple[PeerId, ...]] = []
+
+    async def find(self, run: RunId) -> list[SimpleNamespace]:
+        assert run == RUN
+        if self.fails is not None:
+            raise self.fails
+        return [SimpleNamespace(peer=peer.peer_id) for peer in self.peers]
+
+    async def send(self, peer: PeerId, data: bytes) -> None:
+        self.asked.append((peer, data))
+        self.answer(peer)
+
+    async def fetch(self, blob: Digest, sources: Sequence[PeerId], max_bytes: int | None = None) -> None:
+        self.fetched.append(tuple(sources))
+        raise BlobError("no source is left")
+
+
+def quiet(level: str, text: str) -> None:
+    pass
+
+
+async def test_manifest_comes_from_whoever_has_it() -> None:
+    transport = Transport([FOUNDER])
+    seeker = ManifestSeeker(RUN, transport)
+    sender = FOUNDER.peer_id
+
+    def answer(peer: PeerId) -> None:
+        seeker._found.set_result(SIGNED)
+
+    transport.answer = answer
+    assert await seeker.seek(quiet) == SIGNED
+    assert transport.asked == [(sender, encode(TipAsk(0, 0)))]
+    assert seeker.peers == (sender,)
+
+
+async def test_manifest_of_another_run_is_refused_and_other_messages_are_ignored() -> None:
+    seeker = ManifestSeeker(RunId(b"o" * 32), Transport([]))
+    await seeker.receive(FOUNDER.peer_id, encode(TipAsk(0, 0)))
+    with pytest.raises(RemoteProtocolError, match="another run"):
+        await seeker.receive(FOUNDER.peer_id, encode(SIGNED))
+
+
+async def test_run_that_is_not_found_names_what_every_peer_said() -> None:
+    def answer(peer: PeerId) -> None:
+        if peer == OTHER.peer_id:
+            raise TransportError("connection refused")
+
+    transport = Transport([FOUNDER, OTHER], answer)
+    transport.refusals[identity_of("old").peer_id] = "protocol: 1 here, 0 there"
+    with pytest.raises(UnreachableError) as raised:
+        await ManifestSeeker(RUN, transport).seek(quiet, TOO_SHORT_S)
+    text = str(raised.value)
+    assert f"{peer_text(FOUNDER.peer_id)}: it has not given the manifest" in text
+    assert f"{peer_text(OTHER.peer_id)}: connection refused" in text
+    assert "protocol: 1 here, 0 there" in text
+    assert raised.value.exit_code == 3
+
+
+async def test_run_without_known_peers_says_so() -> None:
+    with pytest.raises(UnreachableError, match="no peer of it is known here"):
+        await ManifestSeeker(RUN, Transport([])).seek(quiet, TOO_SHORT_S)
+
+
+async def test_look_up_that_fails_is_told_and_tried_again() -> None:
+    notes: list[str] = []
+    transport = Transport([FOUNDER])
+    transport.fails = TimeoutError()
+    assert await find_peers(transport, RUN, ME.peer_id, lambda level, text: notes.append(text)) == ()
+    assert notes == ["peers could not be looked up: TimeoutError()"]
+    transport.fails = None
+    assert [hint.peer for hint in await find_peers(transport, RUN, ME.peer_id, quiet)] == [FOUNDER.peer_id]
+
+
+async def test_identity_in_use_ends_the_search_if_all_peers_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spes_p2p.node.joining._ASK_EVERY_S", 0.0)
+
+    def answer(peer: PeerId) -> None:
+        raise IdentityError("identity in use: elsewhere")
+
+    with pytest.raises(IdentityError, match="elsewhere"):
+        await ManifestSeeker(RUN, Transport([FOUNDER, OTHER], answer)).seek(quiet)
+
+
+async def test_held_out_set_that_nobody_has_is_unreachable() -> None:
+    transport = Transport([])
+    with pytest.raises(UnreachableError, match="held-out set"):
+        await bring_held_out(MANIFEST, transport, (OTHER.peer_id,), timeout_s=0.0)
+    assert transport.fetched == [(OTHER.peer_id, FOUNDER.peer_id)]
+
+
+@pytest.mark.parametrize(
+    ("admission", "seed", "reason"),
+    [
+        ("invited", None, "the link has no invite key"),
+        ("invited", b"\1" * 32, "not that of this run"),
+        ("allowlist", identity_of("invite").seed, "allowlist"),
+    ],
+)
+def test_peer_that_is_not_admitted_learns_what_to_ask_for(admission: str, seed: bytes | None, reason: str) -> None:
+    with pytest.raises(NotAdmittedError, match=reason) as raised:
+        check_admission(MANIFEST, admission, ME.peer_id, seed)
+    assert raised.value.exit_code == 4
+    assert "Ask" in str(raised.value)
+
+
+def test_invited_founder_and_anybody_in_an_open_run_are_admitted() -> None:
+    check_admission(MANIFEST, "invited", ME.peer_id, identity_of("invite").seed)
+    check_admission(MANIFEST, "invited", FOUNDER.peer_id, None)
+    check_admission(MANIFEST, "allowlist", FOUNDER.peer_id, None)
+    check_admission(MANIFEST, "open", ME.peer_id, None)

@@ -1,0 +1,110 @@
+"""Verdicts on a node's own updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spes_p2p.ids import RoundNumber
+from spes_p2p.node.own_updates import KEPT, OwnUpdates
+from spes_p2p.protocol.head import Head, next_head
+from spes_p2p.protocol.statements import Item
+from spes_p2p.storage.ledger import Ledger, OwnUpdate
+from spes_p2p.testing import protocol_cases as cases
+
+FOUNDERS = cases.identities(3)
+ME = FOUNDERS[0]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    yield ledger
+    ledger.close()
+
+
+def own(ledger: Ledger, head: Head, notes: list[str] | None = None) -> OwnUpdates:
+    told = notes if notes is not None else []
+    return OwnUpdates(ME.peer_id, head, ledger, lambda level, text: told.append(text))
+
+
+def adopt(updates: OwnUpdates, head: Head, items: list[Item]) -> Head:
+    body = cases.body_of(head, cases.transition_of(head, items), merge_lists=b"lists")
+    after = next_head(head, body)
+    updates.adopted(head, after, body)
+    return after
+
+
+def verdicts(updates: OwnUpdates) -> list[tuple[int, str]]:
+    return [(update.round, update.verdict) for update in updates.latest(99)]
+
+
+def mine(head: Head) -> Item:
+    update = cases.update_of(head, ME)
+    return cases.item_of(update, cases.receipt_of(update, FOUNDERS))
+
+
+def silence(head: Head) -> list[Item]:
+    return [cases.item_of(cases.alive_of(head, peer)) for peer in FOUNDERS]
+
+
+def test_accepted_update_counts_its_tokens(ledger: Ledger) -> None:
+    head = cases.owned_head(FOUNDERS)
+    updates = own(ledger, head)
+    updates.published(head.round + 1, 640)
+    assert verdicts(updates) == [(2, "pending")]
+    assert updates.tokens_certified == 0
+    adopt(updates, head, [mine(head)])
+    assert verdicts(updates) == [(2, "accepted")]
+    assert updates.tokens_certified == 640
+
+
+def test_update_in_a_later_certificate_is_accepted_late(ledger: Ledger) -> None:
+    head = cases.owned_head(FOUNDERS)
+    updates, item = own(ledger, head), mine(head)
+    updates.published(2, 640)
+    after = adopt(updates, head, silence(head))
+    adopt(updates, after, [item])
+    assert verdicts(updates) == [(2, "accepted late")]
+
+
+def test_update_that_no_certificate_took_in_time_is_not_included(ledger: Ledger) -> None:
+    notes: list[str] = []
+    head = cases.owned_head(FOUNDERS)
+    updates = own(ledger, head, notes)
+    updates.published(2, 640)
+    for _ in range(3):
+        head = adopt(updates, head, silence(head))
+    assert verdicts(updates) == [(2, "not included")]
+    assert notes == ["this node's update of round 2 was not included"]
+
+
+def test_newer_update_supersedes_an_older_one(ledger: Ledger) -> None:
+    head = cases.owned_head(FOUNDERS)
+    updates = own(ledger, head)
+    updates.published(2, 640)
+    after = adopt(updates, head, silence(head))
+    updates.published(3, 640)
+    adopt(updates, after, [mine(after)])
+    assert verdicts(updates) == [(2, "superseded"), (3, "accepted")]
+
+
+def test_verdict_that_a_crash_cut_off_is_given_at_the_next_start(ledger: Ledger) -> None:
+    head = cases.owned_head(FOUNDERS)
+    own(ledger, head).published(2, 640)
+    after = cases.follow(head, [mine(head)])
+    again = own(ledger, after)
+    assert verdicts(again) == [(2, "accepted")]
+    assert again.tokens_certified == 640
+    assert own(ledger, after).tokens_certified == 640
+
+
+def test_memory_holds_the_newest_updates_and_the_sum_of_all(ledger: Ledger) -> None:
+    for number in range(2, KEPT + 12):
+        ledger.record_update(OwnUpdate(round=RoundNumber(number), verdict="accepted", tokens=10))
+    updates = own(ledger, cases.owned_head(FOUNDERS))
+    assert updates.tokens_certified == 10 * (KEPT + 10)
+    assert [number for number, _ in verdicts(updates)] == list(range(12, KEPT + 12))
+    assert [update.round for update in updates.latest(2)] == [KEPT + 10, KEPT + 11]

@@ -1,0 +1,93 @@
+"""Where a node begins after a restart."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spes_p2p.digests import digest
+from spes_p2p.ids import RoundNumber
+from spes_p2p.node.resume import drop_damaged, newest
+from spes_p2p.protocol.codec import body_hash, encode
+from spes_p2p.protocol.head import Head, next_head
+from spes_p2p.protocol.statements import Item
+from spes_p2p.storage.blobs import DiskBlobs
+from spes_p2p.storage.ledger import Ledger, LedgerEntry
+from spes_p2p.testing import protocol_cases as cases
+
+FOUNDERS = cases.identities(3)
+ME = FOUNDERS[0]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    yield ledger
+    ledger.close()
+
+
+def certify(ledger: Ledger, head: Head, items: list[Item], kept: tuple[int, ...] = ()) -> Head:
+    body = cases.body_of(head, cases.transition_of(head, items), merge_lists=b"lists", kept=kept)
+    certificate = cases.certificate_of(head, body, FOUNDERS, b"lists" if body.merge_alpha else b"")
+    ledger.append(
+        LedgerEntry(
+            epoch=0, round=RoundNumber(body.round), hash=body_hash(body), body=encode(body),
+            certificate=encode(certificate), attachments=b"", final=True,
+        )
+    )  # fmt: skip
+    return next_head(head, body)
+
+
+def history(ledger: Ledger) -> list[Head]:
+    """Genesis, claims, an update of ME with a kept part, and a round without it."""
+    heads = [cases.genesis_of(FOUNDERS)]
+    heads.append(certify(ledger, heads[-1], [cases.item_of(cases.claim_of(heads[-1], peer)) for peer in FOUNDERS]))
+    update = cases.update_of(heads[-1], ME)
+    heads.append(certify(ledger, heads[-1], [cases.item_of(update, cases.receipt_of(update, FOUNDERS))], kept=(2,)))
+    heads.append(certify(ledger, heads[-1], [cases.item_of(cases.alive_of(heads[-1], peer)) for peer in FOUNDERS]))
+    return heads
+
+
+def test_empty_ledger_begins_at_genesis(ledger: Ledger) -> None:
+    genesis = cases.genesis_of(FOUNDERS)
+    begin = newest(ledger, genesis, None, ME.peer_id)
+    assert (begin.head, begin.certificate, begin.since) == (genesis, None, None)
+
+
+def test_node_begins_at_the_newest_certificate(ledger: Ledger) -> None:
+    heads = history(ledger)
+    begin = newest(ledger, heads[0], None, ME.peer_id)
+    assert begin.head == heads[-1]
+    assert begin.certificate is not None
+    assert body_hash(begin.certificate.body) == heads[-1].hash
+    assert begin.since is None
+
+
+def test_checkpoint_of_an_older_round_gets_what_happened_since(ledger: Ledger) -> None:
+    heads = history(ledger)
+    since = newest(ledger, heads[0], heads[1].round + 1, ME.peer_id).since
+    assert since is not None
+    assert since.before == heads[1]
+    assert (since.accepted_update, since.kept_parts) == (2, (2,))
+
+
+def test_checkpoint_of_the_newest_round_has_nothing_to_catch_up_with(ledger: Ledger) -> None:
+    heads = history(ledger)
+    since = newest(ledger, heads[0], heads[-1].round + 1, ME.peer_id).since
+    assert since is not None
+    assert (since.before, since.accepted_update, since.named) == (heads[-1], None, False)
+
+
+def test_damaged_blobs_of_the_state_are_dropped_and_missing_ones_are_no_damage(tmp_path: Path) -> None:
+    blobs = DiskBlobs(tmp_path / "blobs")
+    sound, damaged = blobs.put(b"sound"), blobs.put(b"damaged")
+    with blobs.path(damaged).open("r+b") as file:
+        file.write(b"D")
+    head = cases.genesis_of(FOUNDERS)
+    head = dataclasses.replace(head, parts=(sound, damaged, digest("missing"), sound))
+    assert drop_damaged(blobs, head) == (damaged,)
+    assert not blobs.has(damaged)
+    assert blobs.has(sound)
