@@ -1,5 +1,6 @@
 # Set-up and use of spes-p2p. `make demo` and `make test` do everything that is needed, once, and are quick afterwards.
 #
+#   make setup   the virtual environment with the commands
 #   make demo    a whole swarm on this machine, until its loss has visibly fallen
 #   make test    all tests
 #   make lint    ruff and mypy

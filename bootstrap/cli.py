@@ -22,7 +22,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def default_data_dir() -> Path:
-    """Where a bootstrap node keeps its identity and ports unless told otherwise."""
+    """Where a bootstrap node keeps its identity and ports unless told otherwise.
+
+    A folder of its own: a node of a run may live on the same machine.
+    """
     return home() / "bootstrap"
 
 

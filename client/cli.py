@@ -13,10 +13,8 @@ import typer
 from spes_p2p import __version__
 from spes_p2p.client.commands import bootstrap, create, demo, identity, join, leave, ledger, status
 from spes_p2p.client.output import complain, say
-from spes_p2p.errors import SpesError
+from spes_p2p.errors import EXIT_INTERRUPTED, SpesError
 
-EXIT_INTERRUPTED = 130
-EXIT_USAGE = 2
 EXIT_BUG = 1
 
 app = typer.Typer(

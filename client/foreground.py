@@ -17,10 +17,9 @@ from spes_p2p.client import folders
 from spes_p2p.client.output import complain
 from spes_p2p.client.progress import Progress
 from spes_p2p.config import NodeConfig
+from spes_p2p.errors import EXIT_INTERRUPTED
 from spes_p2p.network.link import InviteLink, format_link
 from spes_p2p.node.control import NodeHandle, serve_control
-
-EXIT_INTERRUPTED = 130
 
 
 @dataclass(slots=True)

@@ -19,7 +19,6 @@ place replaces the whole list of a lower one.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -78,18 +77,7 @@ def from_environment(environment: Mapping[str, str]) -> Choices:
 
 def from_file(path: Path, *, required: bool) -> Choices:
     """Choices of a TOML file. A missing file says nothing unless it is `required`. Raises ConfigError."""
-    try:
-        return Choices.model_validate(tomllib.loads(path.read_text()))
-    except FileNotFoundError as error:
-        if required:
-            raise ConfigError(f"{path}: no such file") from error
-        return Choices()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {first_problem(error)}") from error
+    return Choices() if not required and not path.exists() else Choices.from_toml(path)
 
 
 def choose(flags: Choices, environment: Mapping[str, str] | None = None) -> Choices:

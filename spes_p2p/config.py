@@ -16,12 +16,26 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 from spes_p2p.errors import ConfigError
 
 PROTOCOL_VERSION = 1
+MAX_PARTS = MAX_SHARDS = 4096
+"""What a message can list (protocol/messages.py)."""
 
 
 class Frozen(BaseModel):
     """Base of all configuration: immutable, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    @classmethod
+    def from_toml(cls, path: Path) -> Self:
+        """Read a TOML file. Raises ConfigError with the file, the key and what is wrong."""
+        try:
+            return cls.model_validate(tomllib.loads(path.read_text()))
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: not TOML: {error}") from error
+        except ValidationError as error:
+            raise ConfigError(f"{path}: {first_problem(error)}") from error
 
 
 class ModelConfig(Frozen):
@@ -130,7 +144,7 @@ class ProtocolConfig(Frozen):
     view_timeout_step_ms: int = Field(default=2_500, ge=0)
     view_timeout_max_ms: PositiveInt = 60_000
     resend_ms: PositiveInt = 3_000
-    parts: PositiveInt = 64
+    parts: int = Field(default=64, ge=1, le=MAX_PARTS)
     replicas: PositiveInt | None = None
     """Equal digests needed per part. Default: f + 1 in open runs, min(f + 1, 2) in invited ones."""
     lease_rounds: PositiveInt = 2
@@ -191,6 +205,8 @@ class RunConfig(Frozen):
             raise ValueError(
                 f"num_experts {self.model.num_experts} is not a multiple of experts_per_shard {self.experts_per_shard}"
             )
+        if self.num_shards > MAX_SHARDS:
+            raise ValueError(f"{self.num_shards} shards; {MAX_SHARDS} are the most: raise experts_per_shard")
         return self
 
     @property
@@ -212,18 +228,6 @@ class RunConfig(Frozen):
         if config.to_json() != data:
             raise ConfigError("run configuration: not in canonical form")
         return config
-
-    @classmethod
-    def from_toml(cls, path: Path) -> RunConfig:
-        """Read an operator's run.toml. Raises ConfigError with the file, the key and what is wrong."""
-        try:
-            return cls.model_validate(tomllib.loads(path.read_text()))
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: not TOML: {error}") from error
-        except ValidationError as error:
-            raise ConfigError(f"{path}: {first_problem(error)}") from error
 
 
 class NodeConfig(Frozen):

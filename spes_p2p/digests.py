@@ -12,6 +12,7 @@ import blake3
 
 from spes_p2p.ids import Digest
 
+DIGEST_BYTES = 32
 CHUNK_BYTES = 1 << 20
 
 Bytes = bytes | bytearray | memoryview

@@ -26,6 +26,9 @@ from __future__ import annotations
 
 from spes_p2p.ids import PeerId
 
+EXIT_INTERRUPTED = 130
+"""What a command ends with that the user interrupted: no error of ours."""
+
 
 class SpesError(Exception):
     """Base of all: one or two lines for a person."""

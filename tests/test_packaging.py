@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DATA_SUFFIXES = {".tcss", ".toml", ".json", ".typed"}
+# Distributions whose module has another name.
+MODULES = {"nvidia-ml-py": "pynvml", "textual-plotext": "textual_plotext"}
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +68,20 @@ def test_bare_import_is_refused(folder: str) -> None:
     module = importlib.util.module_from_spec(spec)
     with pytest.raises(ImportError, match=f"import spes_p2p.{folder} instead"):
         spec.loader.exec_module(module)
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
+    imported = set()
+    for folder in ("spes_p2p", "client", "bootstrap"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    imported |= {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                    imported.add(node.module.split(".")[0])
+    requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    declared = {re.split(r"[<>=~! ]", requirement)[0] for requirement in requirements}
+    assert {MODULES.get(name, name) for name in declared} == imported - sys.stdlib_module_names - {"spes_p2p"}
 
 
 def test_entry_points_name_functions_that_exist() -> None:

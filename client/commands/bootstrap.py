@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 
-from spes_p2p.bootstrap.cli import run_bootstrap
+from spes_p2p.bootstrap.cli import default_data_dir, run_bootstrap
 from spes_p2p.client.commands.options import Announce, Bootstrap, DataDir, Json, Listen, Tied
 from spes_p2p.client.settings import choose, from_flags
 from spes_p2p.client.tie import tie_to_parent
-from spes_p2p.storage.places import home
-
-FOLDER = "bootstrap"
 
 
 def bootstrap(
@@ -31,8 +28,7 @@ def bootstrap(
     if tied:
         tie_to_parent()
     return run_bootstrap(
-        # a folder of its own: a node of a run may live on the same machine
-        data_dir=choices.data_dir or home() / FOLDER,
+        data_dir=choices.data_dir or default_data_dir(),
         listen=choices.listen or (),
         announce=choices.announce or (),
         bootstrap=choices.bootstrap or (),

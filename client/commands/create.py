@@ -14,10 +14,11 @@ from spes_p2p.client.output import say, say_json
 from spes_p2p.client.settings import choose, data_paths, from_flags
 from spes_p2p.config import RunConfig
 from spes_p2p.crypto import peer_from_text
-from spes_p2p.errors import UsageError
+from spes_p2p.errors import ConfigError, UsageError
 from spes_p2p.ids import PeerId
 from spes_p2p.network.addresses import parse_peer_address
 from spes_p2p.network.link import format_link
+from spes_p2p.training.tokenizer import ByteTokenizer
 
 
 def create(
@@ -37,6 +38,11 @@ def create(
     """
     choices = choose(from_flags(data_dir=data_dir, bootstrap=bootstrap, data=data))
     config = RunConfig.from_toml(config_file)
+    if config.model.vocab_size < ByteTokenizer.vocab_size:
+        raise ConfigError(
+            f"{config_file}: model.vocab_size {config.model.vocab_size}: tokens are bytes, "
+            f"so it must be at least {ByteTokenizer.vocab_size}"
+        )
     founders = [_founder(text) for text in founder or ()]
     addresses = tuple(parse_peer_address(text).text for text in choices.bootstrap or ())
     folder = choices.data_dir or folders.default_folder()

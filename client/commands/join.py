@@ -15,11 +15,9 @@ from spes_p2p.client.output import complain
 from spes_p2p.client.settings import Choices, choose, from_flags, node_config
 from spes_p2p.client.tie import tie_to_parent
 from spes_p2p.config import NodeConfig
-from spes_p2p.errors import LinkError, UsageError
+from spes_p2p.errors import EXIT_INTERRUPTED, LinkError, UsageError
 from spes_p2p.network.addresses import parse_announce_address, parse_listen_address, parse_peer_address
 from spes_p2p.network.link import InviteLink, format_link, parse_link
-
-EXIT_INTERRUPTED = 130
 
 
 def join(

@@ -7,31 +7,19 @@ peers' trainers did; the first of the texts is the peer's own, and the held-out 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spes_p2p.client.demo.processes import child_environment
+from spes_p2p.client.demo.processes import output_of
 from spes_p2p.config import RunConfig
-from spes_p2p.errors import SpesError
 
 
 def run_baseline(config_file: Path, peer_folder: Path, num_steps: int, texts: Sequence[Path]) -> dict[str, float]:
     """Held-out loss before and after, in nats per byte: `first` and `last`. Raises SpesError if the process fails."""
-    command = [sys.executable, "-m", "spes_p2p.client.demo.baseline", str(config_file), str(peer_folder)]
-    done = subprocess.run(
-        [*command, str(num_steps), *map(str, texts)],
-        capture_output=True,
-        text=True,
-        env=child_environment(config_file.parent),
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise SpesError(f"the baseline failed: {done.stderr.strip()}")
-    result: dict[str, float] = json.loads(done.stdout)
+    arguments = [str(config_file), str(peer_folder), str(num_steps), *map(str, texts)]
+    result: dict[str, float] = json.loads(output_of("spes_p2p.client.demo.baseline", arguments, config_file.parent))
     return result
 
 

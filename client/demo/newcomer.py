@@ -6,27 +6,16 @@ in a process of its own (`python -m spes_p2p.client.demo.newcomer PEER_FOLDER`),
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
-from spes_p2p.client.demo.processes import child_environment
+from spes_p2p.client.demo.processes import output_of
 from spes_p2p.errors import SpesError
 
 
 def newcomers_loss(peer_folder: Path) -> float:
     """Nats per byte of the newest certified state in the folder. Raises SpesError if it cannot be rebuilt."""
-    done = subprocess.run(
-        [sys.executable, "-m", "spes_p2p.client.demo.newcomer", str(peer_folder)],
-        capture_output=True,
-        text=True,
-        env=child_environment(peer_folder.parent),
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise SpesError(f"the certified state in {peer_folder} cannot be rebuilt: {done.stderr.strip()}")
-    return float(done.stdout)
+    return float(output_of("spes_p2p.client.demo.newcomer", [str(peer_folder)], peer_folder.parent))
 
 
 def evaluate_newest(peer_folder: Path) -> float:

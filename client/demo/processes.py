@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from spes_p2p.errors import SpesError
+from spes_p2p.errors import EXIT_INTERRUPTED, SpesError
 
 END_S = 15.0
 """A process that was asked to end and has not after this is killed."""
@@ -25,6 +25,22 @@ def child_environment(home: Path) -> dict[str, str]:
     """This process's environment with one thread per process, apart from this user's choices and last run."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SPES_")}
     return kept | {"SPES_HOME": str(home), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def output_of(module: str, arguments: Sequence[str], home: Path) -> str:
+    """What `python -m module` prints, run to its end with `home` as SPES_HOME. Raises SpesError with its complaint."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        capture_output=True,
+        text=True,
+        env=child_environment(home),
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    if done.returncode != 0:
+        what = f"`python -m {module} {arguments[0]}`"
+        raise SpesError(f"{what} ended with exit code {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
 
 
 class Child:
@@ -62,7 +78,7 @@ class Child:
     def check_end(self) -> None:
         """Raise SpesError unless it ended well, or because it was told to (a signal may overtake the local API)."""
         code = self._process.poll()
-        if code not in (0, 130):
+        if code not in (0, EXIT_INTERRUPTED):
             raise SpesError(f"{self.name} ended badly, exit code {code}: {self.last_line()}\nAll of it: {self.output}")
 
     def last_line(self) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spes_p2p.client.demo.config import demo_config, write_toml
-from spes_p2p.client.demo.processes import END_S, Child, Leftovers, child_environment
+from spes_p2p.client.demo.processes import END_S, Child, Leftovers, output_of
 from spes_p2p.client.demo.texts import deal_texts
 from spes_p2p.errors import LocalStateError, MachineError, SpesError, UnreachableError
 from spes_p2p.node.control_client import read_snapshot, request_stop
@@ -87,7 +85,8 @@ class Swarm:
         arguments = ["run", "create", str(config_file), "--json", "--data-dir", str(plan.peer_folder(1))]
         arguments += [f"--founder={founder}" for founder in founders[1:]]
         arguments += [f"--data={plan.text_folder(peer)}" for peer in plan.peers]
-        self.link = json.loads(_output_of([*arguments, f"--bootstrap={address}"], plan.folder))["link"]
+        arguments.append(f"--bootstrap={address}")
+        self.link = json.loads(output_of("spes_p2p.client", arguments, plan.folder))["link"]
 
     def _start_bootstrap(self) -> str:
         folder = self.plan.folder
@@ -109,18 +108,8 @@ class Swarm:
         """All peers at once."""
         self.say(f"starting {self.plan.num_peers} peers")
         for peer in self.plan.peers:
-            arguments = [
-                "--debug",
-                "join",
-                self.link,
-                "--headless",
-                "--log-json",
-                "--tied",
-                "--gpu",
-                "none",
-                "--threads",
-                "1",
-            ]
+            arguments = ["--debug", "join", self.link, "--headless", "--log-json", "--tied"]
+            arguments += ["--gpu", "none", "--threads", "1"]
             arguments += ["--data-dir", str(self.plan.peer_folder(peer)), "--data", str(self.plan.text_folder(peer))]
             arguments += ["--listen", LOOPBACK_LISTEN, "--rounds", str(self.plan.num_rounds)]
             self.children.append(Child(f"peer {peer}", arguments, self.plan.folder / f"peer-{peer}.log"))
@@ -203,13 +192,3 @@ def running_swarm(plan: Plan, say: Say, stopping: threading.Event) -> Iterator[S
     for child in swarm.children:
         child.check_end()
     swarm.leftovers.check_gone()
-
-
-def _output_of(arguments: list[str], home: Path) -> str:
-    command = [sys.executable, "-m", "spes_p2p.client", *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=child_environment(home), stdin=subprocess.DEVNULL, check=False
-    )
-    if done.returncode != 0:
-        raise SpesError(f"`spes-p2p {' '.join(arguments[:2])}` failed: {done.stderr.strip()}")
-    return done.stdout

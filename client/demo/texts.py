@@ -35,9 +35,7 @@ def deal_texts(folders: list[Path], text_bytes: int = TEXT_BYTES) -> None:
 
 def _files() -> Iterator[bytes]:
     """Texts in an order that mixes the library's packages."""
-    for path in sorted(
-        default_files(), key=lambda path: digest("spes demo text", str(path.name).encode(), len(str(path)))
-    ):
+    for path in sorted(default_files(), key=_place):
         if MIN_FILE_BYTES <= path.stat().st_size <= MAX_FILE_BYTES:
             text = path.read_bytes()
             if _is_utf8(text):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from spes_p2p.config import ModelConfig
 from spes_p2p.digests import digest
-from spes_p2p.model.shards import expert_shapes, parse_expert_name, psi_shapes, shard_tensor_names
+from spes_p2p.model.shards import psi_shapes, shard_shapes
 
 INIT_STD = 0.02
 CUT_SIGMAS = 3.0
@@ -29,14 +29,8 @@ def initial_psi(config: ModelConfig, seed: int) -> Tensors:
 
 def initial_shard(config: ModelConfig, experts_per_shard: int, seed: int, shard: int) -> Tensors:
     """The tensors of one expert shard at genesis, in the order of `shard_tensor_names`."""
-    shapes = expert_shapes(config)
-    tensors: Tensors = {}
-    for name in shard_tensor_names(config, experts_per_shard, shard):
-        parsed = parse_expert_name(name)
-        if parsed is None:
-            raise ValueError(f"{name!r} is not the name of an expert's tensor")
-        tensors[name] = _truncated_normal(seed, name, shapes[parsed[2]])
-    return tensors
+    shapes = shard_shapes(config, experts_per_shard, shard)
+    return {name: _truncated_normal(seed, name, shape) for name, shape in shapes.items()}
 
 
 def _truncated_normal(seed: int, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:

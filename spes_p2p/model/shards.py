@@ -10,6 +10,7 @@ D width, F expert width, V vocabulary, M experts, Nq and Nk query and key heads,
 from __future__ import annotations
 
 import functools
+import math
 import re
 from types import MappingProxyType
 
@@ -91,23 +92,23 @@ def shard_tensor_names(config: ModelConfig, experts_per_shard: int, shard: int) 
     )
 
 
+def shard_shapes(config: ModelConfig, experts_per_shard: int, shard: int) -> dict[str, tuple[int, ...]]:
+    """Shape of each tensor of a shard, in the order of `shard_tensor_names`."""
+    shapes = expert_shapes(config)
+    names = shard_tensor_names(config, experts_per_shard, shard)
+    return {name: shapes[name.rpartition(".")[2]] for name in names}
+
+
 def num_psi_values(config: ModelConfig) -> int:
     """Values in the shared modules."""
-    return sum(_num_values(shape) for shape in _psi_shapes(config).values())
+    return sum(math.prod(shape) for shape in _psi_shapes(config).values())
 
 
 def num_expert_values(config: ModelConfig) -> int:
     """Values of one expert in one layer."""
-    return sum(_num_values(shape) for shape in expert_shapes(config).values())
+    return sum(math.prod(shape) for shape in expert_shapes(config).values())
 
 
 def num_shard_values(config: ModelConfig, experts_per_shard: int) -> int:
     """Values of one expert shard, all layers."""
     return config.num_layers * experts_per_shard * num_expert_values(config)
-
-
-def _num_values(shape: tuple[int, ...]) -> int:
-    values = 1
-    for size in shape:
-        values *= size
-    return values

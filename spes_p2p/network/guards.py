@@ -34,7 +34,7 @@ with warnings.catch_warnings():
     from hivemind.p2p import P2P, P2PContext, P2PDaemonError, PeerID  # type: ignore[import-untyped]  # no types
     from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo  # type: ignore[import-untyped]  # no types
     from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client  # type: ignore[import-untyped]  # no types
-    from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg  # type: ignore[import-untyped]
+    from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg  # type: ignore[import-untyped]  # as above
     from hivemind.proto import dht_pb2, p2pd_pb2  # type: ignore[import-untyped]  # hivemind ships no types
     from hivemind.utils.logging import use_hivemind_log_handler  # type: ignore[import-untyped]  # no types
     from hivemind.utils.multiaddr import Multiaddr as DaemonMultiaddr  # type: ignore[import-untyped]  # no types

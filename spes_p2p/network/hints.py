@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from spes_p2p.crypto import KEY_BYTES, SIGNATURE_BYTES, verify
+from spes_p2p.crypto import SIGNATURE_BYTES, verify
+from spes_p2p.digests import DIGEST_BYTES
 from spes_p2p.errors import AddressError, RemoteProtocolError
 from spes_p2p.ids import PeerId, RunId
 from spes_p2p.network.addresses import parse_peer_address
@@ -86,7 +87,7 @@ def decode_hint(peer: PeerId, value: bytes, now_ms: int) -> PeerHint:
         payload = msgspec.msgpack.decode(envelope.payload, type=_Payload)
     except msgspec.DecodeError as error:
         raise RemoteProtocolError(peer, f"hint is malformed: {error}") from error
-    if len(payload.run) != KEY_BYTES or len(payload.session) != SESSION_BYTES:
+    if len(payload.run) != DIGEST_BYTES or len(payload.session) != SESSION_BYTES:
         raise RemoteProtocolError(peer, "hint has a run id or session of the wrong length")
     if not now_ms < payload.expires_ms <= now_ms + MAX_EXPIRY_MS:
         raise RemoteProtocolError(

@@ -13,15 +13,15 @@ import base64
 import binascii
 from dataclasses import dataclass
 
+from spes_p2p.crypto import KEY_BYTES
+from spes_p2p.digests import DIGEST_BYTES
 from spes_p2p.errors import AddressError, LinkError
 from spes_p2p.ids import RunId
 from spes_p2p.network.addresses import EXAMPLE, parse_peer_address
 
 SCHEME = "spes-p2p:"
-RUN_BYTES = 32
-SEED_BYTES = 32
 MAX_LINK_CHARS = 8192
-LINK_EXAMPLE = f"{SCHEME}{'1f' * RUN_BYTES},bootstrap={EXAMPLE}"
+LINK_EXAMPLE = f"{SCHEME}{'1f' * DIGEST_BYTES},bootstrap={EXAMPLE}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +72,9 @@ def _run(text: str) -> RunId:
     try:
         run = bytes.fromhex(text)
     except ValueError as error:
-        raise _wrong(f"{text[:70]!r} is not a run id of {2 * RUN_BYTES} hexadecimal digits") from error
-    if len(run) != RUN_BYTES or text != run.hex():
-        raise _wrong(f"the run id must have {2 * RUN_BYTES} lower-case hexadecimal digits, {text[:70]!r} does not")
+        raise _wrong(f"{text[:70]!r} is not a run id of {2 * DIGEST_BYTES} hexadecimal digits") from error
+    if len(run) != DIGEST_BYTES or text != run.hex():
+        raise _wrong(f"the run id must have {2 * DIGEST_BYTES} lower-case hexadecimal digits, {text[:70]!r} does not")
     return RunId(run)
 
 
@@ -90,8 +90,8 @@ def _seed(text: str) -> bytes:
         seed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
         raise _wrong("the invite key is not base64url") from error
-    if len(seed) != SEED_BYTES:
-        raise _wrong(f"the invite key has {len(seed)} bytes, not {SEED_BYTES}; it may have been cut off")
+    if len(seed) != KEY_BYTES:
+        raise _wrong(f"the invite key has {len(seed)} bytes, not {KEY_BYTES}; it may have been cut off")
     return seed
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from spes_p2p.crypto import peer_text
+from spes_p2p.digests import DIGEST_BYTES
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import PeerId
 from spes_p2p.network.hints import MAX_ADDRESSES, SESSION_BYTES
@@ -196,6 +197,7 @@ def _parse_hello(peer: PeerId, frame: bytes) -> Hello:
         hello = msgspec.msgpack.decode(frame, type=Hello)
     except msgspec.DecodeError as error:
         raise RemoteProtocolError(peer, f"malformed hello: {error}") from error
-    if len(hello.session) != SESSION_BYTES or len(hello.run) not in (0, 32) or len(hello.addresses) > MAX_ADDRESSES:
+    lengths_fit = len(hello.session) == SESSION_BYTES and len(hello.run) in (0, DIGEST_BYTES)
+    if not lengths_fit or len(hello.addresses) > MAX_ADDRESSES:
         raise RemoteProtocolError(peer, "malformed hello: session, run or addresses of a wrong length")
     return hello

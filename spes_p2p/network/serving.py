@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from spes_p2p.digests import CHUNK_BYTES, num_chunks
+from spes_p2p.digests import CHUNK_BYTES, DIGEST_BYTES, num_chunks
 from spes_p2p.errors import BlobError, RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.network.guards import StreamLimit
@@ -24,7 +24,7 @@ WRITE_TIMEOUT_S = 120.0
 """For one chunk: a receiver slower than 9 KB/s is let go."""
 
 
-class BlobServer:
+class BlobService:
     """Serves `BLOB_STREAM` from a store. Each stream gets one chunk at a time, so that all advance alike."""
 
     def __init__(self, blobs: BlobStore, traffic: Traffic) -> None:
@@ -88,7 +88,7 @@ async def _read_request(peer: PeerId, reader: asyncio.StreamReader) -> BlobReque
         request = msgspec.msgpack.decode(frame, type=BlobRequest)
     except msgspec.DecodeError as error:
         raise RemoteProtocolError(peer, f"malformed request for a blob: {error}") from error
-    if len(request.blob) != 32 or request.first < 0 or not 0 <= request.count <= MAX_CHUNKS:
+    if len(request.blob) != DIGEST_BYTES or request.first < 0 or not 0 <= request.count <= MAX_CHUNKS:
         raise RemoteProtocolError(peer, "request for a blob with values out of range")
     return request
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from spes_p2p.crypto import peer_text
-from spes_p2p.digests import CHUNK_BYTES, digest
+from spes_p2p.digests import CHUNK_BYTES, DIGEST_BYTES, digest
 from spes_p2p.errors import BlobError, RemoteProtocolError, TransportError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.network.assembly import Assembly, TooLargeError
@@ -29,6 +29,7 @@ from spes_p2p.ports import BlobStore
 
 MAX_SOURCES_AT_ONCE = 3
 MAX_TRANSFERS_PER_SOURCE = 2
+"""At once, so that a slow one blocks no other."""
 ANSWER_TIMEOUT_S = 15.0
 PATIENT_ANSWER_TIMEOUT_S = 60.0
 BUSY_PAUSE_S = 1.0
@@ -36,7 +37,6 @@ RATE_GRACE_S = 10.0
 """Reading time before the rate of a source is judged."""
 PATIENCE_RATE = 0.1
 """The share of the minimum rate that does for a second chance."""
-_DIGEST_BYTES = 32
 
 logger = logging.getLogger(__name__)
 
@@ -163,9 +163,9 @@ class Fetcher:
             await asyncio.sleep(BUSY_PAUSE_S)
         _check_answer(answer)
         listed = await drawing.read(MAX_FRAME_BYTES, timeout_s)
-        if len(listed) % _DIGEST_BYTES:
+        if len(listed) % DIGEST_BYTES:
             raise BlobError("sent a malformed chunk list")
-        chunks = tuple(Digest(listed[at : at + _DIGEST_BYTES]) for at in range(0, len(listed), _DIGEST_BYTES))
+        chunks = tuple(Digest(listed[at : at + DIGEST_BYTES]) for at in range(0, len(listed), DIGEST_BYTES))
         await assembly.plan(answer.size_bytes, chunks)
 
     async def _draw_range(self, assembly: Assembly, drawing: _Drawing, start: int, stop: int) -> None:

@@ -32,7 +32,7 @@ from spes_p2p.network.hints import MAX_ADDRESSES, SESSION_BYTES
 from spes_p2p.network.p2p import Daemon, DaemonOptions, DHTNode, libp2p_id
 from spes_p2p.network.reception import Reception
 from spes_p2p.network.scores import Offences, Traffic
-from spes_p2p.network.serving import BlobServer
+from spes_p2p.network.serving import BlobService
 from spes_p2p.network.transfer import Fetcher
 from spes_p2p.network.wire import BLOB_STREAM, MAX_MESSAGE_BYTES, MESSAGE_STREAM, Hello
 from spes_p2p.ports import BlobStore, MessageHandler
@@ -92,7 +92,7 @@ class P2PTransport:
         self._is_closed = False
         self._dialer = Dialer(daemon, self._look_up)
         self._reception = Reception(self._hello, self._dialer.learn, self._fail, self._offences, self._traffic)
-        self._server = BlobServer(blobs, self._traffic)
+        self._blob_service = BlobService(blobs, self._traffic)
         self._fetcher = Fetcher(
             identity.peer_id, blobs, self._open_blob_stream, self._offences, self._traffic, options.min_rate_bytes_per_s
         )
@@ -136,7 +136,7 @@ class P2PTransport:
     async def _open(self) -> None:
         self._addresses = await self._daemon.addresses()
         await self._daemon.serve_stream(MESSAGE_STREAM, self._reception.serve)
-        await self._daemon.serve_stream(BLOB_STREAM, self._server.serve)
+        await self._daemon.serve_stream(BLOB_STREAM, self._blob_service.serve)
         self._dht = await DHTNode.create(
             p2p=self._daemon,
             record_validator=HintValidator(),

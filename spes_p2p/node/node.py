@@ -208,8 +208,11 @@ class Node:
             seed = self._config.invite_seed or self._link.invite_seed
             check_admission(signed.manifest, run_config.protocol.admission, identity.peer_id, seed)
             view.run_name = run_config.name
+            view.waiting_for = "the blobs on disk to be checked"
+            damaged = await asyncio.to_thread(drop_damaged, assembled.blobs)
+            if damaged:
+                self._log.tell("warning", f"{len(damaged)} damaged blobs were dropped: what is needed is fetched again")
             view.waiting_for = "the run's held-out set"
-            await asyncio.to_thread(assembled.blobs.verify, signed.manifest.held_out)
             await bring_held_out(signed.manifest, transport, peers)
             worker = Worker(self._hello(identity, run_config, signed), view.watch)
             stack.push_async_callback(worker.close)
@@ -218,7 +221,7 @@ class Node:
             self._log.tell("info", f"{ready.num_documents} documents, {ready.num_bytes:,} bytes of text to train on")
             if ready.damaged:
                 self._log.tell("warning", f"the trainer begins from an older state: {ready.damaged}")
-            view.waiting_for = "the state on disk to be checked"
+            view.waiting_for = "the certificates on disk to be read"
             tools = await self._make_tools(stack, assembled, signed, worker, ready.resumed_round)
             driver = self._make_driver(identity, run_config, tools)
             self._takes_part = True
@@ -276,9 +279,6 @@ class Node:
         stack.callback(ledger.close)
         genesis = genesis_head(signed.manifest, piece_sizes(run_config))
         begin = await asyncio.to_thread(newest, ledger, genesis, resumed_round, peer)
-        damaged = await asyncio.to_thread(drop_damaged, blobs, begin.head)
-        if damaged:
-            self._log.tell("warning", f"{len(damaged)} damaged blobs of the state were dropped: they are fetched again")
         work = Work(run_config, blobs)
         stack.push_async_callback(asyncio.to_thread, work.close)
         keeper = Keeper(blobs, [signed.manifest.held_out])

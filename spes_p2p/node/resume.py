@@ -5,7 +5,7 @@ from __future__ import annotations
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.node.history import replay
 from spes_p2p.node.settle import since, then
-from spes_p2p.node.state_sync import Newest, state_blobs
+from spes_p2p.node.state_sync import Newest
 from spes_p2p.protocol.head import Head
 from spes_p2p.storage.blobs import DiskBlobs
 from spes_p2p.storage.ledger import Ledger
@@ -26,10 +26,11 @@ def newest(ledger: Ledger, genesis: Head, resumed_round: int | None, peer: PeerI
     return Newest(head=head, certificate=certificate, since=so_far)
 
 
-def drop_damaged(blobs: DiskBlobs, head: Head) -> tuple[Digest, ...]:
-    """Read the whole state on disk, drop the blobs that do not match their ids, and return those.
+def drop_damaged(blobs: DiskBlobs) -> tuple[Digest, ...]:
+    """Read everything in the store, drop the blobs that do not match their ids, and return those.
 
-    They are missing then like any other and are fetched again. Raises MachineError if the disk refuses.
+    What the state needs of them is fetched again. Reading does not notice a flipped bit, and a peer that signs results
+    of damaged pieces, or refuses good updates because of them, would seem to lie. Raises MachineError if the disk
+    refuses.
     """
-    here = [blob for blob in state_blobs(head) if blobs.has(blob)]
-    return tuple(blob for blob in here if not blobs.verify(blob))
+    return tuple(blob for blob in blobs.ids() if not blobs.verify(blob))

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from spes_p2p.config import RunConfig
 from spes_p2p.digests import blob_id
-from spes_p2p.errors import BlobError, MachineError
+from spes_p2p.errors import BlobError, MachineError, SchemaError
 from spes_p2p.ids import Digest, RoundNumber
 from spes_p2p.node.sizes import EXPERT_CODECS, PSI_CODECS, expert_blob_bytes, psi_piece_bytes
 from spes_p2p.ports import BlobStore
@@ -74,8 +74,8 @@ class Work:
             reader = self._reader(parts, rows)
             try:
                 problem = check_expert_blob(self._config, piece.index, data, reader.row_tensor, norm)
-            except BlobError:
-                return RefusalReason.MISSING
+            except (BlobError, SchemaError):
+                return RefusalReason.MISSING  # the base row is missing or damaged here: no fault of the piece's author
         return None if problem is None else RefusalReason(int(problem))
 
     def aggregate(self, effect: Aggregate) -> Digest:

@@ -20,9 +20,13 @@ def _vote_bytes(terms: Terms, view: int, step: Step, body: Digest, held: bool) -
 
 
 def _check_signatures(
-    terms: Terms, voters: bytes, signatures: tuple[bytes, ...], payloads: Mapping[bool, bytes], held: frozenset[int],
+    terms: Terms,
+    voters: bytes,
+    signatures: tuple[bytes, ...],
+    payloads: Mapping[bool, bytes],
+    held: frozenset[int],
     verifier: Verifier,
-) -> None:  # fmt: skip
+) -> None:
     chosen = sorted(bits(voters, len(terms.voters)))
     if len(chosen) < terms.quorum or len(chosen) != len(signatures):
         raise RemoteProtocolError(None, f"{len(chosen)} signatures where {terms.quorum} make a quorum")

@@ -19,7 +19,6 @@ from spes_p2p.protocol.messages import (
     Body,
     Certificate,
     Cut,
-    Manifest,
     Message,
     Receipt,
     RunManifest,
@@ -113,11 +112,6 @@ def cut_hash(cut: Cut) -> Digest:
 def statement_hash(signed: Signed) -> Digest:
     """Identity of a statement: author and body, without the signature."""
     return digest("spes statement", signed.peer, encode(signed.body))
-
-
-def manifest_hash(peer: PeerId, manifest: Manifest) -> Digest:
-    """`statement_hash` of an update's manifest."""
-    return digest("spes statement", peer, encode(manifest))
 
 
 def receipt_hash(receipt: Receipt) -> Digest:

@@ -21,8 +21,7 @@ def next_seed(run: RunId, round_number: int, seed: Digest, certificate: Digest) 
 
 def rank(seed: Digest, purpose: str, peers: Iterable[PeerId], number: int = 0) -> tuple[PeerId, ...]:
     """Peers by H(seed, purpose, number, peer), lowest first."""
-    tag = f"spes elect {purpose}"
-    return tuple(sorted(peers, key=lambda peer: (digest(tag, seed, number, peer), peer)))
+    return tuple(sorted(peers, key=lambda peer: (_weight(seed, purpose, number, peer), peer)))
 
 
 def leaders(seed: Digest, voters: Iterable[PeerId]) -> tuple[PeerId, ...]:
@@ -51,5 +50,9 @@ def eligible(seed: Digest, voters: Iterable[PeerId], members: Iterable[PeerId]) 
 
 
 def claim_weight(seed: Digest, shard: int, peer: PeerId) -> Digest:
-    """H(seed, shard, peer): the lowest wins."""
-    return digest("spes elect claim", seed, shard, peer)
+    """What `claim_order` sorts by: H(seed, shard, peer), the lowest first."""
+    return _weight(seed, "claim", shard, peer)
+
+
+def _weight(seed: Digest, purpose: str, number: int, peer: PeerId) -> Digest:
+    return digest(f"spes elect {purpose}", seed, number, peer)

@@ -47,6 +47,9 @@ from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, RefKind, RefusalReason, 
 _MAX_OFFERS_PER_PEER = 2048
 """Objects asked for in a round because one peer offered them."""
 
+_MAX_ANSWERED_REFS = 64
+"""Objects sent for one `Want`, which costs its sender far less than they do; honest ones ask for one at a time."""
+
 
 class OpenRound:
     """Everything of the round that is open."""
@@ -214,6 +217,8 @@ class OpenRound:
         held = self.updates.by_hash.get(refusal.manifest)
         if held is None or held.signed.peer != self.context.me or signed.peer in held.refused_by:
             return
+        if signed.peer not in self.context.terms.members:
+            return  # anybody can make keys; only members acknowledge
         check_signature(signed, self.context.verifier)
         held.refused_by.add(signed.peer)
         reason = refusal.reason.name.lower().replace("_", " ")
@@ -232,8 +237,8 @@ class OpenRound:
             self.bodies.learn(message.body, message.merge_lists, [sender])
 
     def _answer(self, sender: PeerId, want: Want) -> None:
-        """Send the objects that a peer asks for, as far as they are here."""
-        for ref in want.refs:
+        """Send the objects that a peer asks for, as far as they are here: each once, and up to a number."""
+        for ref in list(dict.fromkeys(want.refs))[:_MAX_ANSWERED_REFS]:
             for message in self._objects(ref):
                 self.context.emit(self.context.outbox.once(sender, encode(message)))
 

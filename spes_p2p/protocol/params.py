@@ -18,9 +18,6 @@ LATE_ROUNDS = 2
 SILENT_ROUNDS = 2
 """A member without an item in this many successive final cuts is out of the roster."""
 
-TRANSFERS_PER_SOURCE = 2
-"""At most this many transfers per source run at once, so that a slow one blocks no other."""
-
 BUDGET_RESENDS = 3
 """Part of the transfer budget that does not depend on bytes, in resends."""
 

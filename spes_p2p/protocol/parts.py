@@ -30,7 +30,6 @@ class Parts:
         self._mine: dict[tuple[Digest, int], Digest] = {}
         self._rechecks: set[Digest] = set()
         """Sets of updates whose recheck has begun."""
-        self.num_aggregated = 0
 
     # --- as an aggregator --------------------------------------------------------------------------------------------
 
@@ -73,7 +72,6 @@ class Parts:
         """A part was averaged here and is stored: say so to all voters."""
         context = self._context
         head = context.terms.head
-        self.num_aggregated += 1
         self._mine[updates, part] = value
         context.held.add(value)
         body = PartDigest(head.run.run_id, head.epoch, context.terms.round, part, updates, value)

@@ -79,9 +79,15 @@ class RoundMachine:
     """One peer in one run. `journal`: entries that were persisted before a restart."""
 
     def __init__(
-        self, head: Head, signer: Signer, verifier: Verifier, wishes: Wishes, *, now_ms: int,
+        self,
+        head: Head,
+        signer: Signer,
+        verifier: Verifier,
+        wishes: Wishes,
+        *,
+        now_ms: int,
         journal: Mapping[str, bytes] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._signer = signer
         self._verifier = verifier
         self._wishes = wishes

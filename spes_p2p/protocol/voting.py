@@ -251,6 +251,9 @@ class Voting:
         body, context = signed.body, self._context
         if not isinstance(body, Vote) or signed.peer not in context.terms.voters:
             raise RemoteProtocolError(signed.peer, "a vote of a peer that does not vote")
+        if body.step is Step.PRECOMMIT and body.held:
+            # a certificate's signatures are over precommits that do not: this one would spoil it
+            raise RemoteProtocolError(signed.peer, "a precommit that says held")
         if body.view > self.view + MAX_VIEWS_AHEAD:
             return
         votes = self.votes[body.step].setdefault(body.view, {})

@@ -11,16 +11,18 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from spes_p2p.crypto import KEY_BYTES, SIGNATURE_BYTES
+from spes_p2p.digests import DIGEST_BYTES
 from spes_p2p.ids import Digest, PeerId, RunId
 
-NO_DIGEST = Digest(bytes(32))
+NO_DIGEST = Digest(bytes(DIGEST_BYTES))
 """Stands for "none" where a digest is expected: a nil vote, no merge lists."""
 
-Hash: TypeAlias = Annotated[Digest, Meta(min_length=32, max_length=32)]
-Peer: TypeAlias = Annotated[PeerId, Meta(min_length=32, max_length=32)]
-Run: TypeAlias = Annotated[RunId, Meta(min_length=32, max_length=32)]
-Signature: TypeAlias = Annotated[bytes, Meta(min_length=64, max_length=64)]
-OptionalSignature: TypeAlias = Annotated[bytes, Meta(max_length=64)]
+Hash: TypeAlias = Annotated[Digest, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+Peer: TypeAlias = Annotated[PeerId, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+Run: TypeAlias = Annotated[RunId, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+Signature: TypeAlias = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+OptionalSignature: TypeAlias = Annotated[bytes, Meta(max_length=SIGNATURE_BYTES)]
 Float64: TypeAlias = Annotated[bytes, Meta(min_length=8, max_length=8)]
 OptionalFloat64: TypeAlias = Annotated[bytes, Meta(max_length=8)]
 Bitmap: TypeAlias = Annotated[bytes, Meta(max_length=1024)]

@@ -1,1 +1,1 @@
-"""TODO(lead): one line."""
+"""What survives a kill: identity, blobs, journal and ledger on disk."""

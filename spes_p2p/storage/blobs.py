@@ -24,6 +24,7 @@ from pathlib import Path
 
 from spes_p2p.digests import (
     CHUNK_BYTES,
+    DIGEST_BYTES,
     Bytes,
     blob_id_of_chunks,
     chunk_digest,
@@ -36,7 +37,6 @@ from spes_p2p.storage.atomic import TempFile, disk_errors, fsync_folder, make_fo
 from spes_p2p.storage.lock import exclusive
 from spes_p2p.storage.partial import DiskPartial, hash_chunks
 
-ID_BYTES = 32
 _LIST_SUFFIX = ".chunks"
 _MAP_FROM_BYTES = 64 * 1024
 """Shorter ranges are copied: a map costs a file descriptor as long as it lives."""
@@ -236,7 +236,7 @@ class DiskBlobs:
             raw = self._list_path(blob).read_bytes()
         except FileNotFoundError:
             return None
-        chunks = tuple(Digest(raw[at : at + ID_BYTES]) for at in range(0, len(raw), ID_BYTES))
+        chunks = tuple(Digest(raw[at : at + DIGEST_BYTES]) for at in range(0, len(raw), DIGEST_BYTES))
         if len(chunks) != num_chunks(size_bytes) or blob_id_of_chunks(size_bytes, chunks) != blob:
             return None
         return chunks
@@ -305,7 +305,7 @@ def _ids_of(files: Iterable[Path]) -> Iterator[Digest]:
             raw = bytes.fromhex(file.name)
         except ValueError:
             continue
-        if len(raw) == ID_BYTES:
+        if len(raw) == DIGEST_BYTES:
             yield Digest(raw)
 
 

@@ -131,7 +131,18 @@ class LiveSwarm:
 
     def join(self, name: str, text: Path, *more: str) -> Child:
         """`spes-p2p join` as a process."""
-        arguments = ["join", self.link, "--headless", "--gpu", "none", "--listen", LISTEN, "--data", str(text)]
+        arguments = [
+            "--debug",
+            "join",
+            self.link,
+            "--headless",
+            "--gpu",
+            "none",
+            "--listen",
+            LISTEN,
+            "--data",
+            str(text),
+        ]
         log = self.folder / f"{name}.log"
         child = Child(name, [*arguments, "--data-dir", str(self.data_dir(name)), *more], log)
         self.children[name] = child

@@ -208,6 +208,7 @@ class NodeSwarm:
         notes: list[str] = []
         identity, folder = self.identity(name), self.data_dir(name)
         blobs = DiskBlobs(folder / BLOBS_FOLDER)
+        notes += [f"{blob.hex()} was damaged" for blob in drop_damaged(blobs)]
         transport = MemoryTransport(self.network, identity.peer_id, blobs)
         stack.push_async_callback(transport.close)
         sources = [self.identity(other).peer_id for other in self.nodes] + list(signed.manifest.founders)
@@ -218,7 +219,6 @@ class NodeSwarm:
         stack.callback(ledger.close)
         genesis = genesis_head(signed.manifest, piece_sizes(self.config))
         begin = newest(ledger, genesis, trainer.ready.resumed_round, identity.peer_id)
-        notes += [f"{blob.hex()} was damaged" for blob in drop_damaged(blobs, begin.head)]
 
         def notify(level: str, text: str) -> None:
             notes.append(text)

@@ -15,7 +15,6 @@ from spes_p2p.protocol.codec import (
     bitmap,
     body_hash,
     cut_hash,
-    manifest_hash,
     pack_float,
     receipt_hash,
     sign,
@@ -147,7 +146,7 @@ def ack_of(update: Signed, acker: Identity, pieces: Iterable[int] | None = None)
         raise TypeError("not an update")
     chosen = range(len(manifest.pieces)) if pieces is None else pieces
     marks = bitmap(set(chosen), len(manifest.pieces))
-    identity = manifest_hash(update.peer, manifest)
+    identity = statement_hash(update)
     return sign(acker, Ack(manifest.run, manifest.epoch, manifest.round, identity, marks))
 
 
@@ -157,7 +156,7 @@ def receipt_of(update: Signed, ackers: Sequence[Identity]) -> Receipt:
     if not isinstance(manifest, Manifest):
         raise TypeError("not an update")
     acks = [ack_of(update, acker) for acker in sorted(ackers, key=lambda a: a.peer_id) if acker.peer_id != update.peer]
-    return Receipt(manifest_hash(update.peer, manifest), tuple(acks))
+    return Receipt(statement_hash(update), tuple(acks))
 
 
 # --- cuts and certificates -------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""TODO(lead): one line."""
+"""From text to updates and back to the agreed state: trainer, codecs, and the arithmetic that must agree to the bit."""

@@ -17,8 +17,6 @@ from spes_p2p.training.codecs import to_f32
 
 RobustRule: TypeAlias = Literal["mean", "clipped", "trimmed"]
 
-NO_CLIP = np.float64(1)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
@@ -30,7 +28,7 @@ class Contribution:
     weight: float
     """Above 0: tokens, or 1, halved for each round that the update is late."""
     clip: float = 1.0
-    """Factor, above 0 and at most 1, that brings the delta's norm under the bound of the cut."""
+    """Factor, 0 to 1, that brings the delta's norm under the bound of the cut; 0 where most deltas of it are zero."""
 
 
 def part_result(previous: F32, contributions: Sequence[Contribution], rule: RobustRule = "mean") -> F32:
@@ -125,5 +123,5 @@ def _check(previous: F32, ordered: Sequence[Contribution]) -> None:
             raise ValueError(f"delta {contribution.delta.shape}, part {previous.shape}")
         if not (np.isfinite(contribution.weight) and contribution.weight > 0):
             raise ValueError(f"weight {contribution.weight}")
-        if not 0 < contribution.clip <= 1:
+        if not 0 <= contribution.clip <= 1:
             raise ValueError(f"clip factor {contribution.clip}")

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from spes_p2p.config import RunConfig
 from spes_p2p.errors import SchemaError
-from spes_p2p.model.shards import expert_shapes, parse_expert_name, shard_tensor_names
+from spes_p2p.model.shards import shard_shapes
 from spes_p2p.training.arrays import F32, F64, I8, U16, Bytes, Tensors, require_finite
 from spes_p2p.training.layout import BLOCK_VALUES, psi_layout
 from spes_p2p.training.tensorfile import RAW_DTYPES, TensorSpec, decode_tensors, encode_tensors
@@ -41,15 +41,9 @@ def psi_piece_specs(codec: PsiCodec, num_values: int) -> tuple[TensorSpec, ...]:
 
 def expert_blob_specs(config: RunConfig, shard: int) -> tuple[TensorSpec, ...]:
     """Tensors of the blob of one expert shard, by layer, expert, then gate, up, down."""
-    shapes = expert_shapes(config.model)
     dtype: Literal["BF16", "F32"] = "BF16" if config.codecs.expert == "bf16" else "F32"
-    specs = []
-    for name in shard_tensor_names(config.model, config.experts_per_shard, shard):
-        parsed = parse_expert_name(name)
-        if parsed is None:
-            raise SchemaError(f"{name} is not an expert's tensor")
-        specs.append(TensorSpec(name, dtype, shapes[parsed[2]]))
-    return tuple(specs)
+    shapes = shard_shapes(config.model, config.experts_per_shard, shard)
+    return tuple(TensorSpec(name, dtype, shape) for name, shape in shapes.items())
 
 
 def quantise(values: F32) -> tuple[F32, I8]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from spes_p2p.config import RunConfig
 from spes_p2p.errors import NotFiniteError, SchemaError
-from spes_p2p.model.shards import expert_shapes, parse_expert_name, shard_tensor_names
+from spes_p2p.model.shards import shard_shapes, shard_tensor_names
 from spes_p2p.training.arrays import F32, Bytes, Tensors, require_finite
 from spes_p2p.training.optim import Moments
 from spes_p2p.training.own_work import carried_master
@@ -85,13 +85,8 @@ def import_handover(trainer: Trainer, shard: int, data: Bytes, row: Mapping[str,
 
 
 def _specs(config: RunConfig, shard: int) -> tuple[TensorSpec, ...]:
-    shapes = expert_shapes(config.model)
     specs: list[TensorSpec] = []
-    for name in shard_tensor_names(config.model, config.experts_per_shard, shard):
-        parsed = parse_expert_name(name)
-        if parsed is None:
-            raise SchemaError(f"{name} is not an expert's tensor")
-        shape = shapes[parsed[2]]
+    for name, shape in shard_shapes(config.model, config.experts_per_shard, shard).items():
         specs += [TensorSpec(f"{kind}/{name}", "F32", shape) for kind in ("master", "mean", "square")]
         specs.append(TensorSpec(f"steps/{name}", "F32", (1,)))
     return tuple(specs)

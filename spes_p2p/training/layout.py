@@ -16,7 +16,7 @@ import numpy as np
 
 from spes_p2p.config import RunConfig
 from spes_p2p.errors import SchemaError
-from spes_p2p.model.shards import psi_shapes
+from spes_p2p.model.shards import num_psi_values, psi_shapes
 from spes_p2p.training.arrays import F32, Bytes, Tensors
 
 BLOCK_VALUES = 256
@@ -62,7 +62,7 @@ class PsiLayout:
 def psi_layout(config: RunConfig) -> PsiLayout:
     """The layout of a run's psi."""
     shapes = tuple(sorted(psi_shapes(config.model).items()))
-    num_values = sum(math.prod(shape) for _, shape in shapes)
+    num_values = num_psi_values(config.model)
     num_blocks = -(-num_values // BLOCK_VALUES)
     num_parts = min(config.protocol.parts, num_blocks)
     starts = tuple(part * num_blocks // num_parts * BLOCK_VALUES for part in range(num_parts))

@@ -8,12 +8,13 @@ All from unmerged values, in float64, the donors in the order of the list, round
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
 from spes_p2p.config import RunConfig
-from spes_p2p.model.shards import expert_name, parse_expert_name, shard_tensor_names
+from spes_p2p.model.shards import MATRICES, expert_name, shard_experts
 from spes_p2p.training.arrays import F32, U16, TensorLoader, Tensors
 from spes_p2p.training.codecs import to_f32
 
@@ -25,11 +26,10 @@ def merge_shard(config: RunConfig, shard: int, lists: U16, strength: float, load
     its donors, one at a time, so that nobody has to hold all experts at once.
     """
     merged = {}
-    for name in shard_tensor_names(config.model, config.experts_per_shard, shard):
-        parsed = parse_expert_name(name)
-        if parsed is None:
-            raise ValueError(f"{name} is not an expert's tensor")
-        layer, expert, matrix = parsed
+    for layer, expert, matrix in itertools.product(
+        range(config.model.num_layers), shard_experts(shard, config.experts_per_shard), MATRICES
+    ):
+        name = expert_name(layer, expert, matrix)
         donors = [load(expert_name(layer, int(donor), matrix)) for donor in lists[layer, expert]]
         merged[name] = merge_tensor(load(name), donors, strength)
     return merged

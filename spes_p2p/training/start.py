@@ -111,21 +111,6 @@ class StartReader:
         return _open(blob, lambda: open_expert_blob(self._config, shard, self._store.read(blob)))
 
 
-def rebuild_psi(config: RunConfig, store: BlobStore, spec: StartSpec) -> Tensors:
-    """The shared modules by name. Raises BlobError."""
-    return StartReader(config, store, spec).psi()
-
-
-def rebuild_row(config: RunConfig, store: BlobStore, spec: StartSpec, shard: int) -> Tensors:
-    """Value of a shard before the merge. Raises BlobError."""
-    return StartReader(config, store, spec).row(shard)
-
-
-def rebuild_start(config: RunConfig, store: BlobStore, spec: StartSpec, shard: int) -> Tensors:
-    """Value of a shard after the merge. Raises BlobError."""
-    return StartReader(config, store, spec).start(shard)
-
-
 def _open(blob: Digest, read: Callable[[], Opened]) -> Opened:
     try:
         return read()

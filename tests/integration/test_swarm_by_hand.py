@@ -26,7 +26,7 @@ def sole_owner(swarm: LiveSwarm, looker: str, peer: str) -> bool:
 
 def test_swarm_by_hand_survives_a_late_joiner_a_killed_voter_and_a_leaver(tmp_path: Path) -> None:
     texts = {name: tmp_path / "text" / name for name in [*FOUNDERS, "eve"]}
-    deal_texts(list(texts.values()), text_bytes=30_000)
+    deal_texts(list(texts.values()), text_bytes=100_000)
     with live_swarm(tmp_path / "swarm", quick_config()) as swarm:
         swarm.start_bootstrap()
         swarm.create_run(FOUNDERS, texts["ada"])

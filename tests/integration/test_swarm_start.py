@@ -88,6 +88,28 @@ async def test_founder_alone_trains_leaves_and_forgets_the_wish(tmp_path: Path) 
     assert nothing_is_left(config.data_dir)
 
 
+async def test_leave_that_a_restart_cut_off_is_completed_by_the_next_start(tmp_path: Path) -> None:
+    config, link = founder(tmp_path)
+    node = Node(config, link)
+    ready = asyncio.Event()
+
+    async def on_ready(handle: NodeHandle) -> None:
+        ready.set()
+
+    running = asyncio.create_task(node.run(on_ready))
+    await ready.wait()
+    await until(node, lambda handle: handle.snapshot().certified_round >= 1)
+    node.request_leave()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    again = Node(config, link)
+    assert await asyncio.wait_for(again.run(None), 90) == 0
+    assert any("asked for before this start" in event.text for event in again.events(0))
+    assert not (config.data_dir / LEAVE_FILE).exists()
+    assert nothing_is_left(config.data_dir)
+
+
 async def test_newcomer_that_leaves_before_it_has_found_the_run_ends_at_once(tmp_path: Path) -> None:
     _, link = founder(tmp_path)
     config = NodeConfig(data_dir=tmp_path / "newcomer", listen=(LISTEN,))

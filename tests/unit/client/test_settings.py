@@ -22,7 +22,7 @@ def test_missing_file_of_the_user_says_nothing() -> None:
 
 
 def test_missing_file_that_was_named_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="No such file"):
         choose(Choices(), {"SPES_CONFIG": str(tmp_path / "x.toml")})
 
 

@@ -36,7 +36,7 @@ def refused(answer: Any, code: int, *words: str) -> None:
         (LINK + ",colour=blue", "'colour'"),
     ],
 )
-def test_bad_link(spes_p2p: Run, home: Path, link: str, word: str) -> None:
+def test_a_bad_link_is_refused(spes_p2p: Run, home: Path, link: str, word: str) -> None:
     refused(spes_p2p("join", link, "--gpu", "none"), 2, "invite link", word)
     assert not home.exists()
 
@@ -52,30 +52,30 @@ def test_bad_link(spes_p2p: Run, home: Path, link: str, word: str) -> None:
         ("--announce", "/ip4/1.2.3/tcp/1", "1.2.3"),
     ],
 )
-def test_bad_address(spes_p2p: Run, home: Path, flag: str, address: str, word: str) -> None:
+def test_a_bad_address_is_refused(spes_p2p: Run, home: Path, flag: str, address: str, word: str) -> None:
     refused(spes_p2p("join", LINK, flag, address), 2, word, "good: ")
     assert not home.exists()
 
 
-def test_missing_data(spes_p2p: Run, home: Path, tmp_path: Path) -> None:
+def test_data_that_is_not_there_is_named(spes_p2p: Run, home: Path, tmp_path: Path) -> None:
     refused(spes_p2p("join", LINK, "--gpu", "none", "--data", tmp_path / "no.txt"), 2, "no.txt", "no such file")
     assert not home.exists()
 
 
-def test_folder_without_text(spes_p2p: Run, home: Path, tmp_path: Path) -> None:
+def test_a_folder_without_text_is_refused(spes_p2p: Run, home: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     refused(spes_p2p("join", LINK, "--gpu", "none", "--data", empty), 2, "no text in this folder")
     assert not home.exists()
 
 
-def test_gpu_that_is_not_there(spes_p2p: Run, home: Path) -> None:
+def test_a_gpu_that_is_not_there_ends_with_5_and_names_none(spes_p2p: Run, home: Path) -> None:
     refused(spes_p2p("join", LINK, "--gpu", "99"), 5, "--gpu 99", "`--gpu none`")
     assert not home.exists()
 
 
 @pytest.mark.parametrize("gpu", ["x", "0,1", "-1", "cuda"])
-def test_malformed_gpu(spes_p2p: Run, home: Path, gpu: str) -> None:
+def test_a_malformed_gpu_is_refused(spes_p2p: Run, home: Path, gpu: str) -> None:
     refused(spes_p2p("join", LINK, f"--gpu={gpu}"), 2, f"--gpu {gpu}")
     assert not home.exists()
 
@@ -84,17 +84,17 @@ def test_malformed_gpu(spes_p2p: Run, home: Path, gpu: str) -> None:
     ("arguments", "word"),
     [(["--threads", "0"], "--threads"), (["--capacity", "0"], "--capacity"), (["--frozen-format", "int2"], "--frozen")],
 )
-def test_bad_number_or_choice(spes_p2p: Run, home: Path, arguments: list[str], word: str) -> None:
+def test_a_bad_number_or_choice_names_its_flag(spes_p2p: Run, home: Path, arguments: list[str], word: str) -> None:
     refused(spes_p2p("join", LINK, *arguments), 2, word)
     assert not home.exists()
 
 
-def test_unknown_command_and_option(spes_p2p: Run) -> None:
+def test_an_unknown_command_or_option_points_to_help(spes_p2p: Run) -> None:
     refused(spes_p2p("jion"), 2, "jion", "spes-p2p --help")
     refused(spes_p2p("join", "--colour"), 2, "--colour", "spes-p2p join --help")
 
 
-def test_nothing_to_join(spes_p2p: Run, home: Path) -> None:
+def test_join_without_any_link_asks_for_one(spes_p2p: Run, home: Path) -> None:
     refused(spes_p2p("join"), 2, "give the invite link")
     assert not home.exists()
 
@@ -107,21 +107,24 @@ def test_nothing_to_join(spes_p2p: Run, home: Path) -> None:
         ("[model]\nwidth = -1", "model.width"),
         ("experts_per_shard = 3", "multiple"),
         ("[training]\ninner_steps = [[5, 1]]", "inner_steps"),
+        ("[model]\nvocab_size = 100", "at least 256"),
+        ("[protocol]\nparts = 5000", "protocol.parts"),
+        ("[model]\nnum_experts = 5000", "5000 shards"),
     ],
 )
-def test_bad_run_config(spes_p2p: Run, home: Path, tmp_path: Path, text: str, word: str) -> None:
+def test_a_bad_run_config_names_file_and_key(spes_p2p: Run, home: Path, tmp_path: Path, text: str, word: str) -> None:
     path = tmp_path / "run.toml"
     path.write_text(text)
     refused(spes_p2p("run", "create", path), 2, str(path), word)
     assert not home.exists()
 
 
-def test_missing_run_config(spes_p2p: Run, home: Path, tmp_path: Path) -> None:
+def test_a_run_config_that_is_not_there_is_named(spes_p2p: Run, home: Path, tmp_path: Path) -> None:
     refused(spes_p2p("run", "create", tmp_path / "run.toml"), 2, "No such file")
     assert not home.exists()
 
 
-def test_bad_founder(spes_p2p: Run, home: Path, tmp_path: Path) -> None:
+def test_a_bad_founder_points_to_identity_show(spes_p2p: Run, home: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("")
     refused(spes_p2p("run", "create", path, "--founder", "me"), 2, "--founder", "identity show")
@@ -141,13 +144,13 @@ def test_folder_of_another_run_is_not_taken_over(spes_p2p: Run, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("command", ["status", "leave"])
-def test_no_running_node(spes_p2p: Run, tmp_path: Path, command: str) -> None:
+def test_a_node_that_does_not_run_ends_with_3(spes_p2p: Run, tmp_path: Path, command: str) -> None:
     refused(spes_p2p(command), 3, "no node runs in")
     refused(spes_p2p(command, "--data-dir", tmp_path / "nothing"), 2, "no such folder")
     refused(spes_p2p(command, "--run", "ab12"), 2, "has not joined such a run")
 
 
-def test_damaged_identity(spes_p2p: Run, tmp_path: Path) -> None:
+def test_a_damaged_identity_is_left_alone_and_ends_with_6(spes_p2p: Run, tmp_path: Path) -> None:
     path = tmp_path / "identity.key"
     path.touch(mode=0o600)
     refused(spes_p2p("identity", "show", "--data-dir", tmp_path), 6, str(path), "empty")

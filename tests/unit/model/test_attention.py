@@ -21,7 +21,10 @@ def reference(layer: Attention, x_TD: torch.Tensor) -> torch.Tensor:
     layer = layer.double()
     length, head_dim = x_TD.shape[0], layer.head_dim
     x_TD = x_TD.double()
-    rms = lambda v, weight: v / torch.sqrt((v * v).mean(-1, keepdim=True) + layer.q_norm.eps) * weight  # noqa: E731
+
+    def rms(v, weight):
+        return v / torch.sqrt((v * v).mean(-1, keepdim=True) + layer.q_norm.eps) * weight
+
     q, k, v = x_TD @ layer.q.weight.T, x_TD @ layer.k.weight.T, x_TD @ layer.v.weight.T
     if not layer.norm_per_head:
         q, k = rms(q, layer.q_norm.weight), rms(k, layer.k_norm.weight)
@@ -76,7 +79,10 @@ def test_a_position_sees_nothing_after_it():
 def test_rotation_depends_on_the_distance_alone():
     cos_TH, sin_TH = rotary_table(40, 8, 1e4, torch.device("cpu"))
     q, k = torch.randn(8), torch.randn(8)
-    at = lambda x, t: rotate(x[None, None, None, :], cos_TH[t : t + 1], sin_TH[t : t + 1]).flatten()  # noqa: E731
+
+    def at(x, t):
+        return rotate(x[None, None, None, :], cos_TH[t : t + 1], sin_TH[t : t + 1]).flatten()
+
     torch.testing.assert_close(at(q, 5) @ at(k, 2), at(q, 33) @ at(k, 30), rtol=1e-4, atol=1e-5)
 
 

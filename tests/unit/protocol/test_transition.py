@@ -184,6 +184,15 @@ def test_the_largest_norms_that_may_be_stated_break_nothing() -> None:
     assert all(math.isfinite(c.clip) for c in transition_of(head, items).contributions)
 
 
+def test_a_delta_among_zeros_is_clipped_to_nothing() -> None:
+    head = owned_head(PEERS, quick_config(robust="clipped"))
+    items = []
+    for place, norm in enumerate((10.0, 0.0, 0.0, 0.0)):
+        update = sign(PEERS[place], scaled_update(head, place, norm))
+        items.append(item_of(update, receipt_of(update, PEERS)))
+    assert [c.clip for c in transition_of(head, items).contributions] == [0.0, 1.0, 1.0, 1.0]
+
+
 def merging(steps: int, interval: int, warmup: int, alpha: float = 0.1) -> RunConfig:
     merge = MergeConfig(alpha=alpha, interval_steps=interval, warmup_steps=warmup)
     return RunConfig(protocol=QUICK, training=TrainingConfig(inner_steps=((0, steps),), merge=merge))

@@ -214,6 +214,30 @@ def test_a_second_receipt_of_an_update_is_kept_only_if_a_cut_names_it() -> None:
     assert len(voter.round.updates.receipts) == 1
 
 
+# --- asking and answering --------------------------------------------------------------------------------------------
+
+
+def test_a_want_gets_every_object_once_and_no_more_than_a_number() -> None:
+    voter, update = hears_update()
+    ref = Ref(RefKind.STATEMENT, statement_hash(update), NO_DIGEST)
+    unknown = tuple(Ref(RefKind.STATEMENT, number.to_bytes(32, "big"), NO_DIGEST) for number in range(64))
+    asker = voter.others[1]
+    for refs, num_answers in (((ref,) * 4096, 1), ((*unknown, ref), 0)):
+        voter.sent.clear()
+        voter.hear(asker, Want(0, 2, refs))
+        assert voter.sent == [(asker.peer_id, update)] * num_answers
+
+
+def test_a_refusal_by_a_stranger_is_not_shown() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    update = own_update(voter)
+    for refuser, num_notes in ((identity_of("stranger"), 0), (voter.others[0], 1), (voter.others[0], 1)):
+        body = Refusal(HEAD.run.run_id, 0, 2, statement_hash(update), 0, RefusalReason.NORM_BOUND)
+        voter.hear(refuser, sign(refuser, body))
+        notes = [effect.text for effect in voter.effects if isinstance(effect, fx.Notify)]
+        assert notes == ["a peer refused this node's update of round 2: norm bound"] * num_notes
+
+
 # --- from round to round ---------------------------------------------------------------------------------------------
 
 

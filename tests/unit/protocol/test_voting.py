@@ -216,6 +216,18 @@ def test_a_proposal_may_not_contradict_its_quorum_certificate() -> None:
     assert voter.votes(PREVOTE, 1) == []
 
 
+def test_a_precommit_that_says_held_is_refused_and_spoils_no_certificate() -> None:
+    voter, _, identity = locked()
+    liar, *honest = voter.others
+    with pytest.raises(RemoteProtocolError, match="precommit that says held"):
+        voter.hear(liar, vote_of(voter.terms, liar, PRECOMMIT, identity, held=True))
+    for peer in honest:
+        voter.hear(peer, vote_of(voter.terms, peer, PRECOMMIT, identity))
+    certificate = voter.round.voting.decided()
+    assert certificate is not None
+    assert verify_certificate(voter.terms, certificate, verify).round == voter.terms.round
+
+
 # --- local checks ----------------------------------------------------------------------------------------------------
 
 

@@ -104,7 +104,7 @@ def test_a_stream_that_breaks_off_leaves_nothing(store: DiskBlobs) -> None:
         raise BlobError("the source went away")
 
     with pytest.raises(BlobError, match="went away"):
-        store.put_stream(pieces())  # type: ignore[arg-type]
+        store.put_stream(pieces())
     assert store.ids() == ()
     assert store.usage_bytes() == 0
 
@@ -176,7 +176,7 @@ def test_what_another_process_writes_now_is_not_cleaned(store: DiskBlobs, folder
         DiskBlobs(folder)
         yield DATA[CHUNK_BYTES:]
 
-    assert store.put_stream(pieces()) == BLOB  # type: ignore[arg-type]
+    assert store.put_stream(pieces()) == BLOB
     assert store.verify(BLOB)
 
 

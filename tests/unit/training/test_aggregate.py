@@ -39,6 +39,11 @@ def test_a_clip_factor_shrinks_the_delta_and_not_its_weight() -> None:
     assert result.tolist() == [2]
 
 
+def test_where_most_deltas_are_zero_a_clip_factor_of_zero_leaves_the_part_as_it_was() -> None:
+    contributions = [contribution(1, [0, 0]), contribution(2, [0, 0]), contribution(3, [8, -8], clip=0)]
+    assert part_result(f32(3, -5), contributions, "clipped").tolist() == [3, -5]
+
+
 def test_the_result_is_rounded_once() -> None:
     # 1 + 2^-24 + 2^-52 lies just above the middle of two fp32 values; a delta rounded to fp32 first would fall to 1.
     result = part_result(f32(1), [contribution(1, [2**-24 + 2**-52])])
@@ -55,10 +60,7 @@ def test_arrival_order_changes_no_bit(seed: int, rule: str) -> None:
     ]
     previous = generator.standard_normal(50).astype(np.float32)
     shuffled = random.Random(seed).sample(contributions, k=6)
-    assert (
-        part_result(previous, shuffled, rule).tobytes()  # type: ignore[arg-type]
-        == part_result(previous, contributions, rule).tobytes()  # type: ignore[arg-type]
-    )
+    assert part_result(previous, shuffled, rule).tobytes() == part_result(previous, contributions, rule).tobytes()
 
 
 def test_accumulation_follows_the_sorted_peers_in_float64() -> None:
@@ -102,7 +104,7 @@ def test_nothing_is_averaged_without_updates_or_twice_for_one_peer() -> None:
         contribution(1, [1], weight=0),
         contribution(1, [1], weight=-1),
         contribution(1, [1], weight=float("nan")),
-        contribution(1, [1], clip=0),
+        contribution(1, [1], clip=-0.1),
         contribution(1, [1], clip=1.5),
         contribution(1, [1], clip=float("nan")),
     ],

@@ -5,6 +5,7 @@ import pytest
 
 from spes_p2p.config import CodecConfig, ModelConfig, ProtocolConfig, RunConfig
 from spes_p2p.model.init import initial_shard
+from spes_p2p.protocol.wire import RefusalReason
 from spes_p2p.training.arrays import Tensors
 from spes_p2p.training.checks import PieceRefusal, check_expert_blob, check_psi_piece
 from spes_p2p.training.codecs import (
@@ -145,4 +146,10 @@ def test_reasons_are_the_numbers_that_travel() -> None:
         "NORM_BOUND": 4,
         "MISSING": 5,
         "BASE_ROW": 6,
+    }
+
+
+def test_reasons_have_the_numbers_of_the_wire() -> None:
+    assert {reason.name: reason.value for reason in PieceRefusal} == {
+        reason.name: reason.value for reason in RefusalReason if reason < RefusalReason.SUPERSEDED
     }

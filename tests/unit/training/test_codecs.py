@@ -112,7 +112,7 @@ def test_a_delta_that_is_not_finite_is_not_encoded(codec: str, bad: float) -> No
     delta = np.zeros(5, dtype=np.float32)
     delta[3] = bad
     with pytest.raises(NotFiniteError):
-        encode_psi_piece(codec, delta, np.zeros_like(delta))  # type: ignore[arg-type]
+        encode_psi_piece(codec, delta, np.zeros_like(delta))
 
 
 def test_a_piece_has_one_form() -> None:

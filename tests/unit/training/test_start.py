@@ -15,7 +15,7 @@ from spes_p2p.training.codecs import decode_expert_blob, encode_expert_blob
 from spes_p2p.training.genesis import genesis_start, make_genesis
 from spes_p2p.training.merge import merge_shard
 from spes_p2p.training.similarity import encode_lists, merge_lists
-from spes_p2p.training.start import StartReader, StartSpec, rebuild_psi, rebuild_row, rebuild_start
+from spes_p2p.training.start import StartReader, StartSpec
 
 MODEL = ModelConfig(width=8, num_layers=2, num_heads=2, num_kv_heads=2, num_experts=6, expert_width=6, vocab_size=32)
 CONFIG = RunConfig(
@@ -42,7 +42,7 @@ def merging(spec: StartSpec, store: MemoryBlobs, receivers: tuple[bool, ...]) ->
 
 
 def test_a_row_is_the_value_of_its_blob_not_the_master(store: MemoryBlobs, spec: StartSpec) -> None:
-    row = rebuild_row(CONFIG, store, spec, 1)
+    row = StartReader(CONFIG, store, spec).row(1)
     decoded = decode_expert_blob(CONFIG, 1, store.read(spec.shards[1][0][0]))
     assert row.keys() == decoded.keys()
     for name, tensor in row.items():
@@ -56,14 +56,14 @@ def test_a_row_of_several_owners_is_their_mean_by_tokens(store: MemoryBlobs, spe
     row = ((blobs[0], 300), (blobs[1], 100))
     shared = msgspec.structs.replace(spec, shards=(row, *spec.shards[1:]))
     decoded = [decode_expert_blob(CONFIG, 0, store.read(blob)) for blob in blobs]
-    for name, tensor in rebuild_row(CONFIG, store, shared, 0).items():
+    for name, tensor in StartReader(CONFIG, store, shared).row(0).items():
         assert tensor.tobytes() == owners_mean([value[name] for value in decoded], [300, 100]).tobytes()
 
 
 def test_without_a_merge_the_start_is_the_row(store: MemoryBlobs, spec: StartSpec) -> None:
     for shard in range(3):
-        row = rebuild_row(CONFIG, store, spec, shard)
-        for name, tensor in rebuild_start(CONFIG, store, spec, shard).items():
+        row = StartReader(CONFIG, store, spec).row(shard)
+        for name, tensor in StartReader(CONFIG, store, spec).start(shard).items():
             assert tensor.tobytes() == row[name].tobytes()
 
 
@@ -84,8 +84,8 @@ def test_a_shard_that_does_not_receive_still_gives(store: MemoryBlobs, spec: Sta
     lists = np.frombuffer(plan.merge_lists, np.uint16).reshape(2, 6, 2)
     donors = {int(k) for k in lists[:, :2].reshape(-1)}
     assert donors & {2, 3, 4, 5}
-    start = rebuild_start(CONFIG, store, plan, 0)
-    row = rebuild_row(CONFIG, store, plan, 0)
+    start = StartReader(CONFIG, store, plan).start(0)
+    row = StartReader(CONFIG, store, plan).row(0)
     name = expert_name(0, 0, "down")
     assert not np.array_equal(start[name], row[name])
 
@@ -103,19 +103,19 @@ def test_a_missing_blob_is_named(store: MemoryBlobs, spec: StartSpec) -> None:
     store.delete(spec.shards[2][0][0])
     store.delete(spec.parts[1])
     with pytest.raises(BlobError):
-        rebuild_start(CONFIG, store, spec, 2)
+        StartReader(CONFIG, store, spec).start(2)
     with pytest.raises(BlobError):
-        rebuild_psi(CONFIG, store, spec)
-    assert rebuild_start(CONFIG, store, spec, 0)
+        StartReader(CONFIG, store, spec).psi()
+    assert StartReader(CONFIG, store, spec).start(0)
 
 
 def test_a_blob_of_another_form_is_an_error(store: MemoryBlobs, spec: StartSpec) -> None:
     odd = store.put(b"something else")
     wrong = msgspec.structs.replace(spec, parts=(odd, *spec.parts[1:]), shards=(((odd, 1),), *spec.shards[1:]))
     with pytest.raises(BlobError, match=odd.hex()[:16]):
-        rebuild_psi(CONFIG, store, wrong)
+        StartReader(CONFIG, store, wrong).psi()
     with pytest.raises(BlobError, match=odd.hex()[:16]):
-        rebuild_row(CONFIG, store, wrong, 0)
+        StartReader(CONFIG, store, wrong).row(0)
 
 
 def test_a_spec_that_does_not_fit_the_run_is_refused(store: MemoryBlobs, spec: StartSpec) -> None:
@@ -137,7 +137,7 @@ def test_a_psi_tensor_is_no_row_tensor(store: MemoryBlobs, spec: StartSpec) -> N
 
 def test_a_spec_survives_the_wire() -> None:
     spec = StartSpec(
-        round=4,  # type: ignore[arg-type]
+        round=4,
         global_step=120,
         parts=(Digest(bytes(32)),),
         shards=(((Digest(bytes([1] * 32)), 5),),),
