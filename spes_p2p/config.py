@@ -250,7 +250,6 @@ class NodeConfig(Frozen):
     frozen_format: Literal["fp32", "bf16"] = "fp32"
     stop_after_round: int | None = None
     """Take part until this round is certified, then only serve until told to end."""
-    relay: bool = False
 
 
 def first_problem(error: ValidationError) -> str:

@@ -1,11 +1,13 @@
-"""What the core needs from outside. Each port has one real implementation, one fake, and one contract suite for both.
+"""What the core needs from outside. Each port has one real implementation and one fake.
 
-port         real                        fake
-Clock        node.clock.MonotonicClock   testing.clock.VirtualClock
-Signer       crypto.Identity             (the real one is fast enough)
-BlobStore    storage.blobs.DiskBlobs     testing.blobs.MemoryBlobs
-Journal      storage.journal.SqliteJournal   testing.journal.MemoryJournal
-Transport    network.transport.P2PTransport  testing.network.MemoryTransport
+BlobStore, Journal and Transport have one contract suite for both (`tests/contract`).
+
+port       real                            fake
+Clock      node.clock.MonotonicClock       testing.clock.VirtualClock
+Signer     crypto.Identity                 (the real one is fast enough)
+BlobStore  storage.blobs.DiskBlobs         testing.blobs.MemoryBlobs
+Journal    storage.journal.SqliteJournal   testing.journal.MemoryJournal
+Transport  network.transport.P2PTransport  testing.network.MemoryTransport
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def draw_held_out(documents: Iterable[bytes], max_bytes: int, seed: int, max_sha
     """Draw a held-out set whose blob is at most `max_bytes`, and at most `max_share` of the text.
 
     The order of the documents given does not matter, only which there are: they are ranked by a hash of (seed,
-    document), and taken from the lowest up while they fit. Raises DataError if there are too few.
+    document), and taken from the lowest up if they fit. Raises DataError if there are too few.
     """
     ranked = sorted((digest("spes held-out", seed, document), document) for document in set(documents))
     limit = min(max_bytes, MAX_HELD_OUT_BYTES, int(max_share * sum(len(document) for _, document in ranked)))
@@ -56,7 +56,7 @@ def draw_held_out(documents: Iterable[bytes], max_bytes: int, seed: int, max_sha
     for _, document in ranked:
         cost = len(document) + 3  # a byte string's header, for at most 64 KiB
         if size + cost > limit:
-            break
+            continue  # a shorter one may still fit, so that one long document does not decide
         drawn.append(document)
         size += cost
     if not drawn:
