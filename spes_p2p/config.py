@@ -245,7 +245,7 @@ class NodeConfig(Frozen):
     invite_seed: bytes | None = None
     """Secret half of the run's invite key, from the link."""
     capacity: PositiveInt | None = None
-    """Most shards to own. Default: what fits, at most all."""
+    """Most shards to own. Default: all."""
     threads: PositiveInt = 1
     frozen_format: Literal["fp32", "bf16"] = "fp32"
     stop_after_round: int | None = None

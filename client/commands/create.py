@@ -18,7 +18,6 @@ from spes_p2p.errors import ConfigError, UsageError
 from spes_p2p.ids import PeerId
 from spes_p2p.network.addresses import parse_peer_address
 from spes_p2p.network.link import format_link
-from spes_p2p.training.tokenizer import ByteTokenizer
 
 
 def create(
@@ -38,6 +37,9 @@ def create(
     """
     choices = choose(from_flags(data_dir=data_dir, bootstrap=bootstrap, data=data))
     config = RunConfig.from_toml(config_file)
+    # numpy comes with it, which the commands that only look do without
+    from spes_p2p.training.tokenizer import ByteTokenizer
+
     if config.model.vocab_size < ByteTokenizer.vocab_size:
         raise ConfigError(
             f"{config_file}: model.vocab_size {config.model.vocab_size}: tokens are bytes, "

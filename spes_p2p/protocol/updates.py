@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
-from spes_p2p.protocol.codec import bitmap, encode, receipt_hash, sign, statement_hash, unpack_float
+from spes_p2p.protocol.codec import bitmap, encode, receipt_hash, sign, statement_hash
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.effects import CheckPiece, FetchBlob
 from spes_p2p.protocol.evidence import conflicting, named
 from spes_p2p.protocol.messages import Ack, Alive, Evidence, Manifest, Receipt, Ref, Refusal, Signed
+from spes_p2p.protocol.norms import Yardstick
 from spes_p2p.protocol.params import LATE_ROUNDS
 from spes_p2p.protocol.state import ShardRow, shard_row_hash
 from spes_p2p.protocol.statements import (
@@ -23,11 +23,7 @@ from spes_p2p.protocol.statements import (
     enough_acks,
     slot_of,
 )
-from spes_p2p.protocol.transition import psi_squared_norm
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind, RefKind, RefusalReason
-
-_NORMS_KEPT = 64
-"""Norms of accepted updates that the bound is drawn from."""
 
 _PROOFS_KEPT = 64
 """Proven equivocators that are remembered."""
@@ -66,11 +62,10 @@ class Held:
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """What earlier rounds left: base rows of late updates, and norms for the bound."""
+    """What earlier rounds left: base rows of late updates, and the yardstick for norms."""
 
     rows: dict[Digest, ShardRow] = field(default_factory=dict)
-    psi_norms: list[float] = field(default_factory=list)
-    expert_norms: list[float] = field(default_factory=list)
+    norms: Yardstick = field(default_factory=Yardstick)
     row_ages: dict[Digest, int] = field(default_factory=dict)
     proofs: dict[PeerId, Evidence] = field(default_factory=dict)
     """Evidence seen, by accused: whoever was evicted for it is evicted again when it comes back."""
@@ -83,14 +78,8 @@ class History:
 
     def remember(self, held: Held) -> None:
         """Norms of an accepted update feed the bound of the next rounds."""
-        manifest = held.manifest
-        if manifest is None:
-            return
-        self.psi_norms = [*self.psi_norms, math.sqrt(psi_squared_norm(manifest))][-_NORMS_KEPT:]
-        for piece in manifest.pieces:
-            if piece.kind is PieceKind.EXPERT:
-                norm = math.sqrt(max(0.0, unpack_float(piece.squared_norm)))
-                self.expert_norms = [*self.expert_norms, norm][-_NORMS_KEPT:]
+        if held.manifest is not None:
+            self.norms = self.norms.extended([held.manifest])
 
     def enter_rows(self, rows: tuple[ShardRow, ...], round_number: int) -> None:
         """Rows of a new state; those that no late update can name any more are forgotten."""
@@ -200,6 +189,7 @@ class Updates:
         terms = context.terms
         if self.half_at_ms is None and 2 * len(self.manifests()) >= len(terms.members):
             self.half_at_ms = context.now_ms
+            self.tick()  # some may have waited for this to be judged
         if held.signed.peer == context.me:
             self._try_receipt(held)
         else:
@@ -265,16 +255,20 @@ class Updates:
             )
 
     def _beyond_bound(self, held: Held, manifest: Manifest) -> bool:
-        """Refuse the whole update if a stated norm is absurd against the last rounds' (a local check)."""
-        context, bound = self._context, self._context.terms.config.protocol.norm_bound
-        index = -1
-        if _exceeds(math.sqrt(psi_squared_norm(manifest)), self._history.psi_norms, bound):
-            index = 0
-        for place, piece in enumerate(manifest.pieces):
-            norm = math.sqrt(max(0.0, unpack_float(piece.squared_norm)))
-            if piece.kind is PieceKind.EXPERT and _exceeds(norm, self._history.expert_norms, bound):
-                index = place
-        if index < 0:
+        """Whether to let an update be: a stated norm is absurd, which gets a refusal, or cannot be judged yet."""
+        context, protocol = self._context, self._context.terms.config.protocol
+        most_steps = context.terms.head.inner_steps
+        past = self._history.norms
+        index = past.absurd_piece(manifest, bound=protocol.norm_bound, most_steps=most_steps)
+        if past.psi and index is None:
+            return False
+        if self.half_at_ms is not None:
+            others = (other.manifest for other in self.manifests())
+            now = Yardstick().extended(other for other in others if other is not None)
+            index = now.absurd_piece(manifest, bound=protocol.norm_bound, most_steps=most_steps)
+        elif context.now_ms < held.held_at_ms + protocol.train_grace_ms:
+            return True  # those of the others will tell
+        if index is None:
             return False
         if index not in held.asked:
             held.asked.update(range(len(manifest.pieces)))
@@ -464,10 +458,3 @@ class Updates:
             if held.manifest is not None and held.receipt is None and len(held.asked) < len(held.manifest.pieces)
         )
         return min(waiting, default=None)
-
-
-def _exceeds(norm: float, history: list[float], bound: float) -> bool:
-    if not history:
-        return False
-    ordered = sorted(history)
-    return norm > bound * max(ordered[len(ordered) // 2], 1e-12)

@@ -25,6 +25,7 @@ from spes_p2p.protocol.messages import (
     ViewChange,
     Vote,
 )
+from spes_p2p.protocol.norms import Yardstick
 from spes_p2p.protocol.open_round import OpenRound
 from spes_p2p.protocol.outbox import Outbox
 from spes_p2p.protocol.statements import Item
@@ -56,7 +57,7 @@ class OneVoter:
             opened_at_ms=0,
         )
         self.context.restore(self.journal)
-        history = History()
+        history = History(norms=Yardstick(psi=((2.0, 10),), experts=((1.0, 10),)))  # those of made-up updates
         history.enter_rows(head.state.shards, head.round)
         self.round = OpenRound(self.context, history)
         self.round.restore(self.journal)

@@ -17,12 +17,12 @@ from spes_p2p.ports import BlobStore
 from spes_p2p.training.data import TokenStream
 from spes_p2p.training.genesis import genesis_start, make_genesis
 from spes_p2p.training.layout import psi_layout
-from spes_p2p.training.own_work import ResidualRule
+from spes_p2p.training.own_work import MasterRule, ResidualRule
 from spes_p2p.training.pieces import PieceOfCut, aggregate_part
 from spes_p2p.training.publish import StoredUpdate, publish
 from spes_p2p.training.similarity import encode_lists, merge_lists
 from spes_p2p.training.start import StartReader, StartSpec
-from spes_p2p.training.trainer import MasterRule, RoundStart, Trainer
+from spes_p2p.training.trainer import RoundStart, Trainer
 
 FIRST_TRAINING_ROUND = 2
 """Round 1 is for claims."""

@@ -19,7 +19,11 @@ from spes_p2p.training.arrays import F32, Tensors
 from spes_p2p.training.layout import psi_layout
 from spes_p2p.training.pieces import zero_residual
 
+MasterRule: TypeAlias = Literal["start", "carry", "keep"]
+"""Where an owned shard's fp32 master comes from: the agreed start; the start and what rounding took from the update
+that was accepted; or the master as trained (docs/protocol.md, section 7)."""
 ResidualRule: TypeAlias = Literal["advance", "keep", "zero"]
+"""What becomes of psi's residual; see `OwnWork.settle`."""
 MAX_PENDING = 3
 """Updates whose fate may still be open: a psi delta is accepted at most two rounds late."""
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -30,13 +29,9 @@ from spes_p2p.training.data import TokenStream
 from spes_p2p.training.evaluate import Evaluation, evaluate
 from spes_p2p.training.losses import batch_losses, owned_count_scale
 from spes_p2p.training.optim import NamedAdamW
-from spes_p2p.training.own_work import OwnWork, PendingUpdate, ResidualRule, carried_master
+from spes_p2p.training.own_work import MasterRule, OwnWork, PendingUpdate, ResidualRule, carried_master
 from spes_p2p.training.schedule import learning_rate
 from spes_p2p.training.tokenizer import ByteTokenizer, Tokenizer
-
-MasterRule: TypeAlias = Literal["start", "carry", "keep"]
-"""Where an owned shard's fp32 master comes from: the agreed start; the start and what rounding took from the update
-that was accepted; or the master as trained (docs/protocol.md, section 7)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

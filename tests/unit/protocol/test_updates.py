@@ -1,10 +1,13 @@
 import msgspec
 import pytest
 
+from spes_p2p.crypto import Identity
 from spes_p2p.errors import RemoteProtocolError
+from spes_p2p.ids import PeerId
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.codec import bits, encode, pack_float, sign, statement_hash
 from spes_p2p.protocol.messages import Ack, Evidence, Manifest, Offer, Receipt, Ref, Refusal, Signed, Want
+from spes_p2p.protocol.norms import Yardstick
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind, RefKind, RefusalReason
 from spes_p2p.testing.one_voter import OneVoter
 from spes_p2p.testing.protocol_cases import (
@@ -116,22 +119,83 @@ def test_a_late_update_whose_base_row_is_not_known_here_is_neither_acked_nor_ref
     assert sent(voter, Refusal) == []
 
 
-def test_an_absurd_norm_against_the_last_rounds_is_refused_unseen() -> None:
-    voter = OneVoter(HEAD, PEERS)
-    for peer in voter.others:
-        held = OneVoter(HEAD, PEERS)
-        held.hear_all(update := update_of(HEAD, peer))
-        voter.round.updates._history.remember(held.round.updates.by_hash[statement_hash(update)])
-    manifest = update_of(HEAD, voter.others[0]).body
-    assert isinstance(manifest, Manifest)
-    pieces = tuple(
-        msgspec.structs.replace(p, squared_norm=pack_float(1e12)) if p.kind is PieceKind.PSI else p
-        for p in manifest.pieces
-    )
-    voter.hear(voter.others[0], sign(voter.others[0], msgspec.structs.replace(manifest, pieces=pieces)))
+def stretched(update: Signed, author: Identity, norm: float, steps: int = 10) -> Signed:
+    """The update with another norm of every piece."""
+    assert isinstance(update.body, Manifest)
+    stated = pack_float(norm * norm)
+    pieces = tuple(msgspec.structs.replace(piece, squared_norm=stated) for piece in update.body.pieces)
+    return sign(author, msgspec.structs.replace(update.body, pieces=pieces, steps=steps))
+
+
+def hears_norms(voter: OneVoter, *norms: float, steps: int = 10) -> None:
+    for peer, norm in zip(voter.others, norms, strict=False):
+        voter.hear(peer, stretched(update_of(HEAD, peer), peer, norm, steps))
     voter.wait(1)
-    assert checks(voter) == []
-    assert [refusal.body.reason for refusal in sent(voter, Refusal)] == [RefusalReason.NORM_BOUND]
+
+
+def refused(voter: OneVoter) -> set[PeerId]:
+    found = [(to, m.body) for to, m in voter.sent if isinstance(m, Signed) and isinstance(m.body, Refusal)]
+    assert all(body.reason is RefusalReason.NORM_BOUND for _, body in found)
+    return {to for to, _ in found}
+
+
+def asked_of(voter: OneVoter) -> set[PeerId]:
+    return {check.author for check in checks(voter)}
+
+
+def test_an_absurd_norm_is_refused_unseen_once_others_of_the_round_are_held() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    liar, honest = voter.others[:2]
+    hears_norms(voter, 1e6)
+    assert (asked_of(voter), refused(voter)) == (set(), set())
+    voter.hear(honest, update_of(HEAD, honest))
+    voter.wait(RESEND)
+    assert (asked_of(voter), refused(voter)) == ({honest.peer_id}, {liar.peer_id})
+
+
+def test_norms_that_have_grown_for_everybody_are_believed() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    hears_norms(voter, 20.0, 25.0)
+    assert asked_of(voter) == {peer.peer_id for peer in voter.others[:2]}
+    assert refused(voter) == set()
+
+
+def test_a_norm_beyond_the_bound_with_nobody_elses_to_compare_is_refused_after_the_grace() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    hears_norms(voter, 20.0)
+    voter.wait(HEAD.run.config.protocol.train_grace_ms)
+    assert (asked_of(voter), refused(voter)) == (set(), {voter.others[0].peer_id})
+
+
+@pytest.mark.parametrize(("wait_ms", "num_asked"), [(0, 0), (HEAD.run.config.protocol.train_grace_ms, 1)])
+def test_without_a_past_an_update_waits_for_others_of_the_round_or_for_the_grace(wait_ms: int, num_asked: int) -> None:
+    voter = OneVoter(HEAD, PEERS)
+    voter.round.updates._history.norms = Yardstick()
+    hears_norms(voter, 1e6)
+    voter.wait(wait_ms)
+    assert len(asked_of(voter)) == num_asked
+
+
+def test_without_a_past_the_round_itself_tells_what_is_absurd() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    voter.round.updates._history.norms = Yardstick()
+    hears_norms(voter, 1e6, 1.0)
+    assert (asked_of(voter), refused(voter)) == ({voter.others[1].peer_id}, {voter.others[0].peer_id})
+
+
+@pytest.mark.parametrize(("steps", "is_believed"), [(2, False), (10, True), (10**6, True)])
+def test_a_peer_that_makes_more_steps_goes_further(steps: int, is_believed: bool) -> None:
+    voter = OneVoter(HEAD, PEERS)
+    voter.round.updates._history.norms = Yardstick(psi=((2.0, 2),), experts=((1.0, 2),))
+    hears_norms(voter, 14.0, steps=steps)  # 7 and 14 times those of two steps; ten steps may have 15 times
+    assert bool(asked_of(voter)) == is_believed
+
+
+def test_stated_steps_count_up_to_those_of_the_round() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    voter.round.updates._history.norms = Yardstick(psi=((2.0, 2),), experts=((1.0, 2),))
+    hears_norms(voter, 16.0, steps=10**6)
+    assert asked_of(voter) == set()
 
 
 def test_one_manifest_of_a_slot_is_acknowledged_and_the_second_is_evidence() -> None:
