@@ -47,10 +47,20 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 COMMANDS = dict(commands())
 
 
-def test_the_eight_commands_are_there() -> None:
+def test_the_nine_commands_are_there() -> None:
     assert sorted(COMMANDS) == [
         f"spes-p2p {name}"
-        for name in ("bootstrap", "demo", "identity show", "join", "leave", "ledger show", "run create", "status")
+        for name in [
+            "bootstrap",
+            "demo",
+            "identity show",
+            "join",
+            "leave",
+            "ledger show",
+            "run admit",
+            "run create",
+            "status",
+        ]
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -66,10 +67,16 @@ def join(
     if choices.bootstrap:
         # an address given by hand is tried first: it is the newest news
         merged = tuple(dict.fromkeys([*choices.bootstrap, *invite.bootstrap]))
-        invite = InviteLink(run=invite.run, bootstrap=merged, invite_seed=invite.invite_seed)
-    folder = folders.folder_for(invite.run.hex(), choices.data_dir)
+        invite = replace(invite, bootstrap=merged)
+    named = choices.data_dir or (_folder_of_link(choices) if link is None else None)
+    folder = folders.folder_for(invite.run.hex(), named)
     device = choose_device(choices.gpu)
     config = node_config(choices, data_dir=folder.absolute(), device=device, invite_seed=invite.invite_seed)
+    if not invite.bootstrap and not folders.has_run(folder):
+        raise LinkError(
+            "the invite link has no bootstrap address, without which nobody can be found: it may have been cut off\n"
+            "Ask whoever gave it for the whole link, or name an entry point with --bootstrap."
+        )
     if device == CPU and choices.gpu is None:
         complain("no usable GPU: training on the CPU (--gpu none says so without asking)")
     if tied:
@@ -81,11 +88,9 @@ def join(
 
 def find_link(choices: Choices) -> InviteLink:
     """Without a link as argument: that of --run or SPES_RUN, or of the run joined last. Raises UsageError."""
-    if choices.run is not None and not _looks_like_run_id(choices.run):
-        return parse_link(choices.run)
-    folder = choices.data_dir if choices.run is None else None
-    if folder is None or not folder.is_dir():
-        folder = folders.find_folder(None, choices.run)
+    folder = _folder_of_link(choices)
+    if folder is None:
+        return parse_link(choices.run or "")
     saved = folders.saved_link(folder)
     if saved is None:
         raise UsageError("no run to join: give the invite link, such as `spes-p2p join spes-p2p:...`")
@@ -93,6 +98,15 @@ def find_link(choices: Choices) -> InviteLink:
         return parse_link(saved)
     except LinkError as error:
         raise LinkError(f"{folder / folders.LINK_FILE}: {error}") from error
+
+
+def _folder_of_link(choices: Choices) -> Path | None:
+    """The folder whose link tells the run when the command line has none; None: `choices.run` is itself a link."""
+    if choices.run is not None:
+        return folders.find_folder(None, choices.run) if _looks_like_run_id(choices.run) else None
+    if choices.data_dir is not None and choices.data_dir.is_dir():
+        return choices.data_dir
+    return folders.find_folder(None, None)
 
 
 def _looks_like_run_id(text: str) -> bool:

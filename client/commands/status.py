@@ -35,7 +35,7 @@ def status_lines(snapshot: NodeSnapshot) -> Iterator[str]:
     yield f"round      {snapshot.round.number}: {round_text(snapshot)}"
     mine = [str(view.shard) for view in snapshot.shards if view.mine]
     orphans = [str(view.shard) for view in snapshot.shards if not view.owners]
-    yield f"shards     {', '.join(mine) or 'none'} of {len(snapshot.shards)}{_orphans(orphans)}"
+    yield f"shards     {', '.join(mine) or 'none'} mine, {len(snapshot.shards)} in all{_orphans(orphans)}"
     learning = snapshot.learning
     if learning.val_curve:
         number, loss = learning.val_curve[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from textual.app import ComposeResult
@@ -25,8 +26,8 @@ class LossPlot(PlotextPlot):
         self._points: Sequence[tuple[int, float]] = ()
 
     def show(self, points: Sequence[tuple[int, float]]) -> None:
-        """Draw the points; a single one is shown as a dot."""
-        self._points = points
+        """Draw the finite points; a single one is shown as a dot."""
+        self._points = [(x, y) for x, y in points if math.isfinite(y)]
         self._draw()
 
     def on_resize(self) -> None:
@@ -43,13 +44,19 @@ class LossPlot(PlotextPlot):
             xs, ys = [float(x) for x, _ in self._points], [y for _, y in self._points]
             ticks = whole_ticks(self._points[0][0], self._points[-1][0])
             self.plt.xticks(list(map(float, ticks)), [str(tick) for tick in ticks])
+            self.plt.xlim(*limits(xs))
+            self.plt.ylim(*limits(ys))
             if len(self._points) == 1:
-                self.plt.ylim(ys[0] - 0.5, ys[0] + 0.5)
                 self.plt.scatter(xs, ys, marker="dot")
             else:
-                self.plt.ylim(min(ys), max(ys))
                 self.plt.plot(xs, ys, marker="braille")
         self.refresh()
+
+
+def limits(values: Sequence[float]) -> tuple[float, float]:
+    """Ends of an axis that shows all values. Never the same number twice, by whose distance the plot divides."""
+    low, high = min(values), max(values)
+    return (low, high) if low < high else (low - 0.5, high + 0.5)
 
 
 def whole_ticks(first: int, last: int, num_ticks: int = 5) -> list[int]:

@@ -1,10 +1,11 @@
 """The invite link: all that a newcomer needs to find a run, in one word that every shell leaves alone.
 
-    spes-p2p:<run id>,bootstrap=<multiaddress>,bootstrap=<multiaddress>,invite=<key>
+    spes-p2p:<run id>,bootstrap=<multiaddress>,bootstrap=<multiaddress>,invite=<key>,allow=<permit>
 
 The run id is 64 hexadecimal digits. There may be any number of bootstrap addresses. `invite`, present in runs that
-admit by invitation, is the 32-byte seed of the run's invite key in base64url without padding. Commas and equal signs
-are used because `?` and `&` mean something to shells.
+admit by invitation, is the 32-byte seed of the run's invite key in base64url without padding. `allow`, in runs with an
+allowlist, is for one peer alone: a founder's key (32 bytes) and its signature over that peer's id (64 bytes). Commas
+and equal signs are used because `?` and `&` mean something to shells.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import base64
 import binascii
 from dataclasses import dataclass
 
-from spes_p2p.crypto import KEY_BYTES
+from spes_p2p.crypto import KEY_BYTES, SIGNATURE_BYTES
 from spes_p2p.digests import DIGEST_BYTES
 from spes_p2p.errors import AddressError, LinkError
 from spes_p2p.ids import RunId
@@ -33,6 +34,8 @@ class InviteLink:
     """Addresses of bootstrap nodes or members, in the order of the link."""
     invite_seed: bytes | None = None
     """Secret half of the run's invite key: 32 bytes."""
+    permit: bytes | None = None
+    """A founder's key and its signature over one peer's id: 96 bytes."""
 
 
 def parse_link(text: str) -> InviteLink:
@@ -44,27 +47,31 @@ def parse_link(text: str) -> InviteLink:
         raise _wrong(f"must begin with {SCHEME!r}, not with {text[: len(SCHEME)]!r}")
     head, *options = text.removeprefix(SCHEME).split(",")
     bootstrap: list[str] = []
-    seed: bytes | None = None
+    keys: dict[str, bytes] = {}
     for option in options:
         key, equals, value = option.partition("=")
         if not equals:
             raise _wrong(f"{option!r} has no '='")
         if key == "bootstrap":
             bootstrap.append(_address(value))
-        elif key == "invite":
-            if seed is not None:
-                raise _wrong("names 'invite' twice")
-            seed = _seed(value)
+        elif key in _KEYS:
+            if key in keys:
+                raise _wrong(f"names {key!r} twice")
+            keys[key] = _key(*_KEYS[key], value)
         else:
-            raise _wrong(f"{key!r} is neither 'bootstrap' nor 'invite'")
-    return InviteLink(run=_run(head), bootstrap=tuple(bootstrap), invite_seed=seed)
+            raise _wrong(f"{key!r} is none of 'bootstrap', 'invite', 'allow'")
+    return InviteLink(
+        run=_run(head), bootstrap=tuple(bootstrap), invite_seed=keys.get("invite"), permit=keys.get("allow")
+    )
 
 
 def format_link(link: InviteLink) -> str:
     """The text of a link; `parse_link` is its inverse."""
     parts = [SCHEME + link.run.hex(), *(f"bootstrap={address}" for address in link.bootstrap)]
     if link.invite_seed is not None:
-        parts.append("invite=" + base64.urlsafe_b64encode(link.invite_seed).decode().rstrip("="))
+        parts.append(f"invite={_base64(link.invite_seed)}")
+    if link.permit is not None:
+        parts.append(f"allow={_base64(link.permit)}")
     return ",".join(parts)
 
 
@@ -85,14 +92,21 @@ def _address(text: str) -> str:
         raise LinkError(f"invite link: {error}") from error
 
 
-def _seed(text: str) -> bytes:
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+_KEYS = {"invite": ("invite key", KEY_BYTES), "allow": ("permit", KEY_BYTES + SIGNATURE_BYTES)}
+
+
+def _key(name: str, size: int, text: str) -> bytes:
     try:
-        seed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        key = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
-        raise _wrong("the invite key is not base64url") from error
-    if len(seed) != KEY_BYTES:
-        raise _wrong(f"the invite key has {len(seed)} bytes, not {KEY_BYTES}; it may have been cut off")
-    return seed
+        raise _wrong(f"the {name} is not base64url") from error
+    if len(key) != size:
+        raise _wrong(f"the {name} has {len(key)} bytes, not {size}; it may have been cut off")
+    return key
 
 
 def _wrong(problem: str) -> LinkError:

@@ -31,6 +31,8 @@ MAX_WAITING = 256
 """Messages of all peers together that wait for the machine; their senders wait with them."""
 _MAX_IN_FLIGHT_PER_PEER = 64
 """Messages to one peer that wait for its transport at a time; the machine repeats what is dropped here."""
+_REST_MS = 1_000
+"""Before a machine that could not do what is due is asked again: without it the loop would spin."""
 _LINGER_MS = 10_000
 """After a leave, for the last messages on their way: others may need this peer's vote to decide the same."""
 
@@ -86,9 +88,7 @@ class Driver:
         self.tally = Tally()
         self._tools = tools
         self.rounds = RoundTasks(tools.sync, tools.training, self._spawn, self.give, tools.notify)
-        self.errands = Errands(
-            tools.transport, tools.blobs, tools.work, tools.sync.keeper, lambda: machine.head, self.give, tools.notify
-        )
+        self.errands = Errands(tools.sync.holdings, tools.work, lambda: machine.head, self.give, tools.notify)
         self._inputs: asyncio.Queue[_Inbound] = asyncio.Queue()
         self._room = asyncio.Semaphore(MAX_WAITING)
         self._answers: set[asyncio.Future[None]] = set()
@@ -98,6 +98,8 @@ class Driver:
         self.heard_at_ms = tools.clock.now_ms()
         """When another member was last heard of, or reached."""
         self._left_at_ms: int | None = None
+        self._rests_until_ms = 0
+        self._told_of_stuck_machine = False
         self._failure: BaseException | None = None
         self._has_ended = False
 
@@ -128,11 +130,6 @@ class Driver:
             finally:
                 self._answers.discard(answer)
 
-    @property
-    def num_waiting(self) -> int:
-        """Messages that wait for the machine."""
-        return len(self._answers)
-
     async def run(self) -> None:
         """Feed the machine until a proper leave is complete; raises what made a task of the driver fail."""
         try:
@@ -155,7 +152,7 @@ class Driver:
         deadlines = [self.machine.deadline_ms()]
         if self._left_at_ms is not None:
             deadlines.append(self._left_at_ms + _LINGER_MS)
-        deadline = min((at for at in deadlines if at is not None), default=None)
+        deadline = min((max(at, self._rests_until_ms) for at in deadlines if at is not None), default=None)
         timeout_s = None if deadline is None else max(0, deadline - self._tools.clock.now_ms()) / 1000
         try:
             async with asyncio.timeout(timeout_s):
@@ -174,13 +171,26 @@ class Driver:
         except RemoteProtocolError as problem:
             error = problem
             self.tally.messages_refused += 1
-            effects = self.machine.handle(fx.Tick(), now_ms)
+            effects = self._go_on(now_ms)
         await self._execute(effects)
         if inbound.answer is not None and not inbound.answer.done():
             if error is None:
                 inbound.answer.set_result(None)
             else:
                 inbound.answer.set_exception(error)
+
+    def _go_on(self, now_ms: int) -> list[fx.Effect]:
+        """What is due all the same after an input was refused. What the machine cannot do now is tried again later: a
+        peer's nonsense that it took in must not end this node."""
+        try:
+            return self.machine.handle(fx.Tick(), now_ms)
+        except RemoteProtocolError as problem:
+            self.tally.messages_refused += 1
+            self._rests_until_ms = now_ms + _REST_MS
+            if not self._told_of_stuck_machine:
+                self._told_of_stuck_machine = True
+                self._tools.notify("error", f"round {self.machine.terms.round} is held up by a message: {problem}")
+            return []
 
     def _heard(self, peer: PeerId) -> None:
         if peer in self.machine.terms.members:
@@ -258,6 +268,8 @@ class Driver:
                 self._serve(effect)
             case fx.Left():
                 self._left_at_ms = self._tools.clock.now_ms()
+            case fx.UpdateRefused():
+                self._tools.sync.updates.refused(effect.round, effect.reason)
             case fx.Notify():
                 self._tools.notify(effect.level, effect.text)
 
@@ -334,4 +346,4 @@ class Driver:
 
     def pin(self, blobs: list[Digest]) -> None:
         """These blobs are needed by others until this node ends."""
-        self._tools.sync.keeper.pin(blobs)
+        self._tools.sync.holdings.keeper.pin(blobs)

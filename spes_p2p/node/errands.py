@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 from spes_p2p.errors import BlobError, NotFiniteError, SchemaError
 from spes_p2p.ids import Digest, PeerId
-from spes_p2p.node.fetching import Fetcher
-from spes_p2p.node.keeping import Keeper
+from spes_p2p.node.fetching import Holdings
 from spes_p2p.node.work import Work
-from spes_p2p.ports import BlobStore
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.head import Head
 from spes_p2p.protocol.wire import RefusalReason
@@ -33,13 +31,15 @@ class Errands:
     """Each method carries out one effect and gives its result as an input. All raise MachineError."""
 
     def __init__(
-        self, fetcher: Fetcher, blobs: BlobStore, work: Work, keeper: Keeper, head: Callable[[], Head],
-        give: Callable[[fx.Input], None], notify: Callable[[str, str], None],
-    ) -> None:  # fmt: skip
-        self._fetcher = fetcher
-        self._blobs = blobs
+        self,
+        holdings: Holdings,
+        work: Work,
+        head: Callable[[], Head],
+        give: Callable[[fx.Input], None],
+        notify: Callable[[str, str], None],
+    ) -> None:
+        self._holdings = holdings
         self._work = work
-        self._keeper = keeper
         self._head = head
         """The newest adopted certificate."""
         self._give = give
@@ -51,7 +51,7 @@ class Errands:
         work, piece = self._work, effect.piece
         reason = work.refuse_unseen(piece)
         if reason is None and await self._bring(piece.blob, effect.sources, piece.size_bytes):
-            self._keeper.note([piece.blob], self._head().round)
+            self._holdings.keeper.note([piece.blob], self._head().round)
             try:
                 reason = await work.run(lambda: work.check_piece(piece, effect.base, head.parts))
             except BlobError:
@@ -69,7 +69,7 @@ class Errands:
     async def fetch_blob(self, effect: fx.FetchBlob) -> None:
         """`FetchBlob`."""
         if await self._bring(effect.blob, effect.sources, effect.max_bytes):
-            self._keeper.note([effect.blob], self._head().round)
+            self._holdings.keeper.note([effect.blob], self._head().round)
             self._give(fx.BlobHeld(blob=effect.blob))
 
     async def aggregate(self, effect: fx.Aggregate, head: Head) -> None:
@@ -88,7 +88,7 @@ class Errands:
                 self.tally.rechecks += 1
             else:
                 self.tally.parts_aggregated += 1
-                self._keeper.note([value], head.round + 1)
+                self._holdings.keeper.note([value], head.round + 1)
             self._give(fx.Aggregated(updates=effect.updates, part=effect.part, digest=value, recheck=effect.recheck))
             return
 
@@ -101,7 +101,7 @@ class Errands:
                 await asyncio.sleep(_RETRY_S)
                 if self._head() is not head:
                     return False
-            self._keeper.note([piece.blob], head.round)
+            self._holdings.keeper.note([piece.blob], head.round)
         return self._head() is head
 
     async def rank(self, effect: fx.RankExperts, head: Head) -> None:
@@ -126,10 +126,10 @@ class Errands:
 
     async def _bring(self, blob: Digest, sources: tuple[PeerId, ...], max_bytes: int) -> bool:
         """Whether the blob is here, after fetching it if it was not."""
-        if self._blobs.has(blob):
+        if self._holdings.blobs.has(blob):
             return True
         try:
-            await self._fetcher.fetch(blob, sources, max_bytes)
+            await self._holdings.fetcher.fetch(blob, sources, max_bytes)
         except BlobError:
             return False
         return True

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spes_p2p.ids import Digest, PeerId
-from spes_p2p.ports import Clock
+from spes_p2p.node.keeping import Keeper
+from spes_p2p.ports import BlobStore, Clock
 from spes_p2p.protocol.head import Head
 
 
@@ -17,6 +19,15 @@ class Fetcher(Protocol):
     async def fetch(self, blob: Digest, sources: Sequence[PeerId], max_bytes: int | None = None) -> None:
         """Bring a blob of at most `max_bytes` into the store. Raises BlobError, MachineError."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """The blobs of a node: where they lie, who brings them, and who says how long they stay."""
+
+    blobs: BlobStore
+    fetcher: Fetcher
+    keeper: Keeper
 
 
 async def all_unless(event: asyncio.Event, works: Sequence[Coroutine[Any, Any, bool]]) -> bool:

@@ -9,11 +9,10 @@ from typing import Protocol
 
 import msgspec
 
+from spes_p2p.digests import DIGEST_BYTES
 from spes_p2p.errors import BlobError, SchemaError, TrainerError
 from spes_p2p.ids import Digest, PeerId
-from spes_p2p.node.fetching import Fetcher
-from spes_p2p.node.keeping import Keeper
-from spes_p2p.ports import BlobStore
+from spes_p2p.node.fetching import Holdings
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.head import Head
 
@@ -44,7 +43,7 @@ def decode_index(data: bytes | memoryview) -> dict[int, tuple[Digest, int]]:
         entries = msgspec.msgpack.decode(data, type=list[HandedShard])
     except msgspec.MsgspecError as error:
         raise SchemaError(f"hand-over index: {error}") from error
-    if any(len(entry.blob) != 32 or entry.size_bytes < 0 for entry in entries):
+    if any(len(entry.blob) != DIGEST_BYTES or entry.size_bytes < 0 for entry in entries):
         raise SchemaError("hand-over index: malformed entry")
     return {entry.shard: (entry.blob, entry.size_bytes) for entry in entries}
 
@@ -69,13 +68,9 @@ class _Waiting:
 class Successions:
     """What leavers handed over to this peer."""
 
-    def __init__(
-        self, peer: PeerId, blobs: BlobStore, fetcher: Fetcher, keeper: Keeper, notify: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, peer: PeerId, holdings: Holdings, notify: Callable[[str, str], None]) -> None:
         self._peer = peer
-        self._blobs = blobs
-        self._fetcher = fetcher
-        self._keeper = keeper
+        self._holdings = holdings
         self._notify = notify
         self._waiting: list[_Waiting] = []
 
@@ -112,16 +107,16 @@ class Successions:
         shards = [shard for shard in succession.new_shards if self._peer in head.state.owners(shard)]
         if not shards:
             return
-        sources, most_bytes = (succession.leaver,), _most_bytes(head)
+        holdings, sources, most_bytes = self._holdings, (succession.leaver,), _most_bytes(head)
         rate = head.run.config.protocol.min_rate_bytes_per_s
         async with asyncio.timeout(_EXTRA_S + len(shards) * most_bytes / rate):
-            await self._fetcher.fetch(succession.index, sources, MAX_INDEX_BYTES)
-            handed = decode_index(self._blobs.read(succession.index))
-            self._keeper.note([succession.index], head.round)
+            await holdings.fetcher.fetch(succession.index, sources, MAX_INDEX_BYTES)
+            handed = decode_index(holdings.blobs.read(succession.index))
+            holdings.keeper.note([succession.index], head.round)
             taken = [(shard, handed[shard][0]) for shard in shards if shard in handed]
             for _, blob in taken:
-                await self._fetcher.fetch(blob, sources, most_bytes)
-                self._keeper.note([blob], head.round)
+                await holdings.fetcher.fetch(blob, sources, most_bytes)
+                holdings.keeper.note([blob], head.round)
         for shard, blob in taken:
             await heir.take_over(shard, blob)
 

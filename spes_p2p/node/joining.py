@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from spes_p2p.crypto import Identity, peer_text
+from spes_p2p.crypto import KEY_BYTES, Identity, peer_text, verify
 from spes_p2p.errors import (
     BlobError,
     IdentityError,
@@ -23,6 +23,7 @@ from spes_p2p.node.driver import MessageTransport
 from spes_p2p.node.files import MANIFEST_FILE
 from spes_p2p.protocol.codec import decode, decode_signed_run, encode, run_id
 from spes_p2p.protocol.messages import RunManifest, SignedRun, TipAsk
+from spes_p2p.protocol.roster import invite_payload
 from spes_p2p.storage.atomic import write_file
 
 FIND_TIMEOUT_S = 180.0
@@ -169,14 +170,26 @@ async def bring_held_out(
             return
 
 
-def check_admission(manifest: RunManifest, admission: str, peer: PeerId, invite_seed: bytes | None) -> None:
+def _check_permit(manifest: RunManifest, peer: PeerId, permit: bytes | None) -> None:
+    """A permit is the key of a founder and its signature over the peer's id."""
+    ask = f"Ask a founder for a link of your own: `spes-p2p run admit {peer_text(peer)}`."
+    if permit is None:
+        raise NotAdmittedError(f"this run admits only peers that a founder has signed for\n{ask}")
+    sponsor = PeerId(permit[:KEY_BYTES])
+    payload = invite_payload(run_id(manifest), peer)
+    if sponsor not in manifest.founders or not verify(sponsor, "allow", payload, permit[KEY_BYTES:]):
+        raise NotAdmittedError(f"the link was made for another peer or another run\n{ask}")
+
+
+def check_admission(
+    manifest: RunManifest, admission: str, peer: PeerId, invite_seed: bytes | None, permit: bytes | None
+) -> None:
     """Raises NotAdmittedError if the run cannot let this peer in, with what to ask for."""
     if peer in manifest.founders or admission == "open":
         return
     if admission == "allowlist":
-        raise NotAdmittedError(
-            "this run admits only peers on its allowlist\nAsk a founder to sign this node's peer id."
-        )
+        _check_permit(manifest, peer, permit)
+        return
     if invite_seed is None:
         raise NotAdmittedError(
             "this run admits by invitation, and the link has no invite key\nAsk whoever gave it for the whole link."

@@ -17,40 +17,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from spes_p2p.config import NodeConfig, RunConfig
-from spes_p2p.crypto import Identity, verify
+from spes_p2p.crypto import KEY_BYTES, Identity
 from spes_p2p.digests import digest
 from spes_p2p.errors import LocalStateError, MachineError
 from spes_p2p.ids import PeerId
 from spes_p2p.network.link import InviteLink
 from spes_p2p.network.transport import NetworkOptions, P2PTransport
+from spes_p2p.node.assembly import Base, make_driver, make_tools
 from spes_p2p.node.clock import MonotonicClock
 from spes_p2p.node.contact import ContactWatch
 from spes_p2p.node.control import NodeHandle
 from spes_p2p.node.driver import Driver, Tools
-from spes_p2p.node.files import BLOBS_FOLDER, IDENTITY_FILE, JOURNAL_FILE, LEDGER_FILE, TRAINER_FOLDER
+from spes_p2p.node.files import BLOBS_FOLDER, IDENTITY_FILE, LEDGER_FILE, TRAINER_FOLDER
 from spes_p2p.node.history import read_manifest
 from spes_p2p.node.joining import ManifestSeeker, bring_held_out, check_admission, find_peers, save_manifest
-from spes_p2p.node.keeping import Keeper
 from spes_p2p.node.leaving import LeaveWish, leave_properly
 from spes_p2p.node.log import LogBridge, NodeLog
-from spes_p2p.node.resume import drop_damaged, newest
-from spes_p2p.node.sizes import piece_sizes
+from spes_p2p.node.resume import drop_damaged
 from spes_p2p.node.snapshot import LogEvent, NodeSnapshot
-from spes_p2p.node.state_sync import StateSync
-from spes_p2p.node.training import Training
 from spes_p2p.node.view import TrainerWatch, View
-from spes_p2p.node.work import Work
 from spes_p2p.node.worker import Worker
-from spes_p2p.node.worker_messages import Hello
+from spes_p2p.node.worker_messages import Hello, Ready
 from spes_p2p.protocol.codec import run_id
-from spes_p2p.protocol.head import genesis_head
 from spes_p2p.protocol.messages import SignedRun
 from spes_p2p.protocol.roster import invite_payload
-from spes_p2p.protocol.round import RoundMachine, Wishes
+from spes_p2p.protocol.round import Wishes
 from spes_p2p.storage.blobs import DiskBlobs
 from spes_p2p.storage.identity import load_or_create_identity
-from spes_p2p.storage.journal import SqliteJournal
-from spes_p2p.storage.ledger import Ledger
 from spes_p2p.storage.lock import FolderLock
 
 _FIND_EVERY_S = 20.0
@@ -206,7 +199,8 @@ class Node:
             transport.set_settings(flat_settings(run_config))
             transport.set_min_rate(min_source_rate(run_config))
             seed = self._config.invite_seed or self._link.invite_seed
-            check_admission(signed.manifest, run_config.protocol.admission, identity.peer_id, seed)
+            admission = run_config.protocol.admission
+            check_admission(signed.manifest, admission, identity.peer_id, seed, self._link.permit)
             view.run_name = run_config.name
             view.waiting_for = "the blobs on disk to be checked"
             damaged = await asyncio.to_thread(drop_damaged, assembled.blobs)
@@ -218,12 +212,24 @@ class Node:
             stack.push_async_callback(worker.close)
             view.waiting_for, view.worker = "the trainer to read its text", worker
             ready = await worker.start()
-            self._log.tell("info", f"{ready.num_documents} documents, {ready.num_bytes:,} bytes of text to train on")
+            self._log.tell("info", text_found(ready))
             if ready.damaged:
                 self._log.tell("warning", f"the trainer begins from an older state: {ready.damaged}")
             view.waiting_for = "the certificates on disk to be read"
-            tools = await self._make_tools(stack, assembled, signed, worker, ready.resumed_round)
-            driver = self._make_driver(identity, run_config, tools)
+            base = Base(
+                data_dir=self._config.data_dir,
+                peer=identity.peer_id,
+                signed=signed,
+                blobs=assembled.blobs,
+                transport=transport,
+                trainer=worker,
+                resumed_round=ready.resumed_round,
+                clock=self._clock,
+                notify=self._log.tell,
+                changed=self._log.changed,
+            )
+            tools = await make_tools(stack, base)
+            driver = make_driver(identity, self._wishes(identity, run_config), tools)
             self._takes_part = True
             view.driver, view.sync = driver, tools.sync
             self._remember_leave(driver)
@@ -262,54 +268,9 @@ class Node:
             threads=config.threads,
         )
 
-    async def _make_tools(
-        self,
-        stack: contextlib.AsyncExitStack,
-        assembled: _Assembled,
-        signed: SignedRun,
-        worker: Worker,
-        resumed_round: int | None,
-    ) -> Tools:
-        """Journal, ledger, the newest certificate, arithmetic and training. Raises LocalStateError."""
-        data_dir, blobs, peer = self._config.data_dir, assembled.blobs, assembled.identity.peer_id
-        run_config = RunConfig.from_json(signed.manifest.config)
-        journal = await asyncio.to_thread(SqliteJournal, data_dir / JOURNAL_FILE)
-        stack.callback(journal.close)
-        ledger = await asyncio.to_thread(Ledger, data_dir / LEDGER_FILE)
-        stack.callback(ledger.close)
-        genesis = genesis_head(signed.manifest, piece_sizes(run_config))
-        begin = await asyncio.to_thread(newest, ledger, genesis, resumed_round, peer)
-        work = Work(run_config, blobs)
-        stack.push_async_callback(asyncio.to_thread, work.close)
-        keeper = Keeper(blobs, [signed.manifest.held_out])
-        return Tools(
-            clock=self._clock,
-            transport=assembled.transport,
-            blobs=blobs,
-            journal=journal,
-            ledger=ledger,
-            work=work,
-            training=Training(run_config, peer, worker, ledger, signed.manifest.held_out_bytes, self._log.tell),
-            sync=StateSync(peer, begin, blobs, assembled.transport, ledger, keeper, self._clock, self._log.tell),
-            signed_run=signed,
-            notify=self._log.tell,
-            changed=self._log.changed,
-        )
-
-    def _make_driver(self, identity: Identity, run_config: RunConfig, tools: Tools) -> Driver:
-        machine = RoundMachine(
-            tools.sync.head,
-            identity,
-            verify,
-            self._wishes(identity, run_config),
-            now_ms=self._clock.now_ms(),
-            journal=tools.journal.scan(),
-        )
-        return Driver(machine, tools)
-
     def _wishes(self, identity: Identity, run_config: RunConfig) -> Wishes:
         seed = self._config.invite_seed or self._link.invite_seed
-        invitation = b""
+        invitation, permit = b"", self._link.permit or b""
         if seed is not None:
             payload = invite_payload(self._link.run, identity.peer_id)
             invitation = Identity.from_seed(seed).sign("invite", payload)
@@ -317,6 +278,8 @@ class Node:
             capacity=min(self._config.capacity or run_config.num_shards, run_config.num_shards),
             private_seed=digest("private recheck", identity.seed),
             invite_signature=invitation,
+            sponsor=permit[:KEY_BYTES],
+            sponsor_signature=permit[KEY_BYTES:],
             stop_after_round=self._config.stop_after_round,
         )
 
@@ -370,6 +333,16 @@ async def run_beside(main: Coroutine[Any, Any, None], *beside: Coroutine[Any, An
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def text_found(ready: Ready) -> str:
+    """What the trainer trains on, for people."""
+    words = f"{ready.num_documents} documents, {ready.num_bytes:,} bytes of text to train on"
+    if ready.bounded:
+        words += ", a sample of what there is"
+    if ready.num_held_out:
+        words += f"; {ready.num_held_out} left out because they are in the run's held-out set"
+    return words
 
 
 def min_source_rate(config: RunConfig) -> int:

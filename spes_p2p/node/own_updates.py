@@ -18,7 +18,8 @@ _ALL = 1 << 40
 
 
 class OwnUpdates:
-    """Verdicts on the updates of one peer: `pending`, `accepted`, `accepted late`, `superseded`, `not included`."""
+    """Verdicts on the updates of one peer: `pending`, `accepted`, `accepted late`, `superseded`, `not included`, or
+    `refused: ` and why."""
 
     def __init__(self, peer: PeerId, head: Head, ledger: Ledger, notify: Callable[[str, str], None]) -> None:
         self._peer = peer
@@ -26,6 +27,8 @@ class OwnUpdates:
         self._notify = notify
         self._pending: dict[int, int] = {}
         """Round -> tokens."""
+        self._refused: dict[int, str] = {}
+        """Round of a pending update -> why members refused it; forgotten by a restart."""
         self._latest: dict[int, OwnUpdate] = {}
         """By round."""
         self.tokens_certified = 0
@@ -45,12 +48,18 @@ class OwnUpdates:
         self._pending[round_number] = tokens
         self._record(round_number, "pending", tokens)
 
+    def refused(self, round_number: int, reason: RefusalReason) -> None:
+        """Members refused an update; a certificate tells whether it counts all the same."""
+        if round_number in self._pending:
+            self._refused[round_number] = _in_words(reason)
+
     def adopted(self, before: Head, after: Head, body: Body) -> None:
         """A certificate may have settled some."""
         for reason in own_updates(before, body, self._peer).values():
             if reason is not None and reason is not RefusalReason.SUPERSEDED:
-                words = reason.name.lower().replace("_", " ")
-                self._notify("warning", f"round {after.round}: experts of this node's update were refused: {words}")
+                self._notify(
+                    "warning", f"round {after.round}: experts of this node's update were refused: {_in_words(reason)}"
+                )
         self._judge(after)
 
     def _judge(self, head: Head) -> None:
@@ -66,6 +75,9 @@ class OwnUpdates:
                 verdict = "not included"
             if verdict:
                 del self._pending[number]
+                why = self._refused.pop(number, "")
+                if why and not verdict.startswith("accepted"):
+                    verdict = f"refused: {why}"
                 self._record(number, verdict, tokens)
                 if verdict != "accepted":
                     self._notify("warning", f"this node's update of round {number} was {verdict}")
@@ -81,3 +93,7 @@ class OwnUpdates:
             del self._latest[min(self._latest)]
         if update.verdict.startswith("accepted"):
             self.tokens_certified += update.tokens
+
+
+def _in_words(reason: RefusalReason) -> str:
+    return reason.name.lower().replace("_", " ")

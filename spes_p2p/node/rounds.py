@@ -25,9 +25,13 @@ class RoundTasks:
     """The load and the training that are under way."""
 
     def __init__(
-        self, sync: StateSync, training: Training, spawn: Spawn, give: Callable[[fx.Input], None],
+        self,
+        sync: StateSync,
+        training: Training,
+        spawn: Spawn,
+        give: Callable[[fx.Input], None],
         notify: Callable[[str, str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._sync = sync
         self._trainer = training
         self._spawn = spawn

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
 
 from spes_p2p.ids import Digest, PeerId, RoundNumber
 from spes_p2p.protocol.codec import bits
 from spes_p2p.protocol.head import Head
 from spes_p2p.protocol.messages import Body
 from spes_p2p.protocol.wire import ItemKind, RefusalReason
+from spes_p2p.training.own_work import MasterRule, ResidualRule
 from spes_p2p.training.start import StartSpec
-
-MasterRule = Literal["start", "carry", "keep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +24,7 @@ class Settlement:
 
     owned: tuple[int, ...]
     masters: dict[int, MasterRule]
-    residual: Literal["advance", "keep"]
+    residual: ResidualRule
     accepted_update: int | None
     """Base round of this peer's newest update that was accepted."""
     kept_parts: tuple[int, ...]

@@ -59,7 +59,7 @@ class UpdateView(msgspec.Struct, frozen=True, kw_only=True):
 
     round: int
     verdict: str
-    """`pending`, `accepted`, `accepted late`, `superseded` or `not included`."""
+    """`pending`, `accepted`, `accepted late`, `superseded`, `not included`, or `refused: ` and why."""
     tokens: int
 
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 from spes_p2p.errors import BlobError
 from spes_p2p.ids import Digest, PeerId
-from spes_p2p.node.fetching import Fetcher, LineWatch, all_unless
+from spes_p2p.node.fetching import Holdings, LineWatch, all_unless
 from spes_p2p.node.handover import Successions
-from spes_p2p.node.keeping import Keeper
 from spes_p2p.node.own_updates import OwnUpdates
 from spes_p2p.node.settle import Since, since, then
 from spes_p2p.node.training import Training
-from spes_p2p.ports import BlobStore, Clock
+from spes_p2p.ports import Clock
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.head import Head
 from spes_p2p.protocol.messages import Certificate
@@ -43,11 +42,16 @@ class StateSync:
     """The newest head, and how far this node has come with it."""
 
     def __init__(
-        self, peer: PeerId, newest: Newest, blobs: BlobStore, fetcher: Fetcher, ledger: Ledger, keeper: Keeper,
-        clock: Clock, notify: Callable[[str, str], None],
-    ) -> None:  # fmt: skip
+        self,
+        peer: PeerId,
+        newest: Newest,
+        holdings: Holdings,
+        ledger: Ledger,
+        clock: Clock,
+        notify: Callable[[str, str], None],
+    ) -> None:
         self.head = newest.head
-        self.keeper = keeper
+        self.holdings = holdings
         self.updates = OwnUpdates(peer, newest.head, ledger, notify)
         self.val_curve: list[tuple[int, float]] = []
         self.blobs_missing = 0
@@ -56,10 +60,8 @@ class StateSync:
         self._since_loaded = newest.since
         self._since_loading: Since | None = None
         """The same from the head that the trainer is loading just now."""
-        self._blobs = blobs
-        self._fetcher = fetcher
         self._line = LineWatch(clock, notify)
-        self._successions = Successions(peer, blobs, fetcher, keeper, notify)
+        self._successions = Successions(peer, holdings, notify)
         self._known_peers: tuple[PeerId, ...] = ()
         self._holders: tuple[PeerId, ...] = ()
         self._overtaken = asyncio.Event()
@@ -73,7 +75,7 @@ class StateSync:
         """A certificate is in the ledger."""
         before, body = self.head, effect.certificate.body
         self.head, self._certificate, self._holders = effect.head, effect.certificate, effect.holders
-        self.keeper.note(state_blobs(effect.head), effect.head.round)
+        self.holdings.keeper.note(state_blobs(effect.head), effect.head.round)
         self.updates.adopted(before, effect.head, body)
         self._successions.adopted(before, effect)
         self._line.adopted(effect.head, loading=self.blobs_missing > 0)
@@ -87,7 +89,7 @@ class StateSync:
     def published(self, result: fx.Trained) -> None:
         """An own update is on its way."""
         self.updates.published(result.round, result.tokens)
-        self.keeper.note([piece.blob for piece in result.pieces], result.round)
+        self.holdings.keeper.note([piece.blob for piece in result.pieces], result.round)
 
     # --- blobs -------------------------------------------------------------------------------------------------------
 
@@ -97,14 +99,14 @@ class StateSync:
         sizes = head.run.sizes
         wanted = dict.fromkeys(head.parts, sizes.part_result_bytes)
         wanted |= {share.blob: sizes.expert_blob_bytes for row in head.state.shards for share in row.blobs}
-        self.keeper.note(wanted, head.round)
+        self.holdings.keeper.note(wanted, head.round)
         while self.head is head:
             overtaken = self._overtaken
-            missing = [blob for blob in sorted(wanted) if not self._blobs.has(blob)]
+            missing = [blob for blob in sorted(wanted) if not self.holdings.blobs.has(blob)]
             self.blobs_missing = len(missing)
             if not missing:
                 self._line.loaded()
-                await self.keeper.sweep(head.round)
+                await self.holdings.keeper.sweep(head.round)
                 return self.head is head
             limit = asyncio.Semaphore(_FETCHES_AT_ONCE)
             works = [self._bring(blob, self._sources(head), wanted[blob], limit) for blob in missing]
@@ -119,7 +121,7 @@ class StateSync:
     async def _bring(self, blob: Digest, sources: tuple[PeerId, ...], max_bytes: int, limit: asyncio.Semaphore) -> bool:
         async with limit:
             try:
-                await self._fetcher.fetch(blob, sources, max_bytes)
+                await self.holdings.fetcher.fetch(blob, sources, max_bytes)
             except BlobError:
                 return False
             self.blobs_missing = max(0, self.blobs_missing - 1)

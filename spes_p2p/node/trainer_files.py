@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from spes_p2p.digests import digest
+from spes_p2p.digests import DIGEST_BYTES, digest
 from spes_p2p.errors import LocalStateError
 from spes_p2p.storage.atomic import fsync_folder, make_folder, remove_leftovers, temp_file
 
 NUM_GENERATIONS = 2
-CHECKSUM_BYTES = 32
 _TAG = "spes trainer checkpoint"
 _PATTERN = "trainer-*.checkpoint"
 
@@ -47,8 +46,8 @@ class CheckpointFiles:
             except OSError as error:
                 yield path, LocalStateError(f"{path}: {error.strerror or error}")
                 continue
-            state = data[CHECKSUM_BYTES:]
-            if digest(_TAG, state) == bytes(data[:CHECKSUM_BYTES]):
+            state = data[DIGEST_BYTES:]
+            if digest(_TAG, state) == bytes(data[:DIGEST_BYTES]):
                 yield path, state
             else:
                 yield path, LocalStateError(f"{path}: damaged")

@@ -14,10 +14,6 @@ from spes_p2p.errors import LocalStateError, MachineError, NotFiniteError, Train
 from spes_p2p.ids import PeerId
 from spes_p2p.node.trainer_files import CheckpointFiles
 from spes_p2p.node.worker_messages import (
-    Checkpoint,
-    Done,
-    Evaluate,
-    Evaluated,
     ExportHandover,
     HandoverExported,
     HandoverImported,
@@ -116,9 +112,6 @@ class TrainerService:
                 return self._train(request, should_stop, on_progress)
             case Publish():
                 return self._publish()
-            case Evaluate():
-                result = self._trainer.evaluate(self._held_out_set(), request.max_bytes)
-                return Evaluated(nats_per_byte=result.nats_per_byte, num_bytes=result.num_bytes)
             case ExportHandover():
                 self._started()
                 data = export_handover(self._trainer, request.shard)
@@ -128,9 +121,6 @@ class TrainerService:
                 refused = import_handover(self._trainer, request.shard, self._store.read(request.blob), row)
                 self._files.save(save_state(self._trainer))
                 return HandoverImported(shard=request.shard, refused=refused or "")
-            case Checkpoint():
-                self._files.save(save_state(self._trainer))
-                return Done()
             case _:
                 raise TrainerError(f"a trainer that is ready cannot answer {type(request).__name__}")
 
@@ -194,11 +184,6 @@ class TrainerService:
         if self._reader is None:
             raise TrainerError("no start is loaded")
         return self._reader
-
-    def _held_out_set(self) -> tuple[bytes, ...]:
-        if not self._held_out:
-            raise TrainerError("this run has no held-out set")
-        return self._held_out
 
 
 class ProgressMeter:

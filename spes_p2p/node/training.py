@@ -68,9 +68,14 @@ class Training:
     """One peer's trainer over the rounds. Its methods are called one after the other."""
 
     def __init__(
-        self, config: RunConfig, peer: PeerId, worker: Requests, ledger: Ledger, held_out_bytes: int,
+        self,
+        config: RunConfig,
+        peer: PeerId,
+        worker: Requests,
+        ledger: Ledger,
+        held_out_bytes: int,
         notify: Callable[[str, str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._config = config
         self._peer = peer
         self._worker = worker

@@ -25,10 +25,6 @@ from spes_p2p.errors import SpesError, TrainerError
 from spes_p2p.ids import Digest
 from spes_p2p.node.worker_messages import (
     LENGTH_BYTES,
-    Checkpoint,
-    Done,
-    Evaluate,
-    Evaluated,
     ExportHandover,
     Failed,
     HandoverExported,
@@ -172,10 +168,6 @@ class Worker:
         withheld), TrainerError if what was trained is lost."""
         return await self._request(Publish(), Published, retry=False)
 
-    async def evaluate(self, max_bytes: int | None = None) -> Evaluated:
-        """Held-out loss of the weights as they are."""
-        return await self._request(Evaluate(max_bytes=max_bytes), Evaluated)
-
     async def export_handover(self, shard: int) -> HandoverExported:
         """Store masters and moments of an owned shard as a blob."""
         return await self._request(ExportHandover(shard=shard), HandoverExported)
@@ -183,10 +175,6 @@ class Worker:
     async def import_handover(self, shard: int, blob: Digest) -> HandoverImported:
         """Take over a shard that the last `load_start` gave this peer."""
         return await self._request(ImportHandover(shard=shard, blob=blob), HandoverImported)
-
-    async def checkpoint(self) -> None:
-        """Store all local state."""
-        await self._request(Checkpoint(), Done)
 
     async def close(self) -> None:
         """End the process, by force if it does not answer, and wait until it is gone. A training under way ends early;

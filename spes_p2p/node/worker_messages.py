@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from spes_p2p.ids import Digest
+from spes_p2p.training.own_work import MasterRule, ResidualRule
 from spes_p2p.training.start import StartSpec
 
 LENGTH_BYTES = 4
@@ -43,9 +44,9 @@ class LoadStart(msgspec.Struct, frozen=True, kw_only=True, tag="load_start"):
     spec: StartSpec
     owned: tuple[int, ...]
     """Shards this peer owns in that round."""
-    masters: dict[int, Literal["start", "carry", "keep"]] = {}
+    masters: dict[int, MasterRule] = {}
     """Rule of an owned shard's master; `start` where missing."""
-    residual: Literal["advance", "keep", "zero"] = "keep"
+    residual: ResidualRule = "keep"
     accepted_update: int | None = None
     """Round of this peer's update that the certificate accepted."""
     kept_parts: tuple[int, ...] = ()
@@ -67,12 +68,6 @@ class Publish(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
     """Put the trained round's pieces into the store. Answered by Published."""
 
 
-class Evaluate(msgspec.Struct, frozen=True, kw_only=True, tag="evaluate"):
-    """Held-out loss of the weights as they are. Answered by Evaluated."""
-
-    max_bytes: int | None = None
-
-
 class ExportHandover(msgspec.Struct, frozen=True, kw_only=True, tag="export_handover"):
     """Put a shard's masters and moments into the store. Answered by HandoverExported."""
 
@@ -84,10 +79,6 @@ class ImportHandover(msgspec.Struct, frozen=True, kw_only=True, tag="import_hand
 
     shard: int
     blob: Digest
-
-
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint"):
-    """Store all local state now. Answered by Done."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
@@ -168,13 +159,6 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, tag="published"):
     """By shard."""
 
 
-class Evaluated(msgspec.Struct, frozen=True, kw_only=True, tag="evaluated"):
-    """Result of Evaluate."""
-
-    nats_per_byte: float
-    num_bytes: int
-
-
 class HandoverExported(msgspec.Struct, frozen=True, kw_only=True, tag="handover_exported"):
     """The blob of a shard's masters and moments."""
 
@@ -192,7 +176,7 @@ class HandoverImported(msgspec.Struct, frozen=True, kw_only=True, tag="handover_
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """It is done."""
+    """The trainer ends."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -203,20 +187,9 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-Request: TypeAlias = (
-    Hello
-    | LoadStart
-    | Train
-    | StopTraining
-    | Publish
-    | Evaluate
-    | ExportHandover
-    | ImportHandover
-    | Checkpoint
-    | Shutdown
-)
+Request: TypeAlias = Hello | LoadStart | Train | StopTraining | Publish | ExportHandover | ImportHandover | Shutdown
 Reply: TypeAlias = (
-    Ready | Started | Progress | Trained | Published | Evaluated | HandoverExported | HandoverImported | Done | Failed
+    Ready | Started | Progress | Trained | Published | HandoverExported | HandoverImported | Done | Failed
 )
 
 

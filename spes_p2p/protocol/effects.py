@@ -169,7 +169,6 @@ class Train:
 
     round: int
     inner_steps: int
-    global_step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +251,14 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRefused:
+    """More than f members refused this peer's update of `round` for one reason: not liars alone."""
+
+    round: int
+    reason: RefusalReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
     """A proper leave is complete: this node may end."""
 
@@ -276,6 +283,7 @@ Effect: TypeAlias = (
     | CheckRanking
     | Adopt
     | Serve
+    | UpdateRefused
     | Left
     | Notify
 )

@@ -217,12 +217,17 @@ class OpenRound:
         held = self.updates.by_hash.get(refusal.manifest)
         if held is None or held.signed.peer != self.context.me or signed.peer in held.refused_by:
             return
+        manifest = held.signed.body
+        if not isinstance(manifest, Manifest):
+            return
         if signed.peer not in self.context.terms.members:
             return  # anybody can make keys; only members acknowledge
         check_signature(signed, self.context.verifier)
-        held.refused_by.add(signed.peer)
+        held.refused_by[signed.peer] = refusal.reason
+        if list(held.refused_by.values()).count(refusal.reason) == self.context.terms.num_faults + 1:
+            self.context.emit(fx.UpdateRefused(round=manifest.round, reason=refusal.reason))
         reason = refusal.reason.name.lower().replace("_", " ")
-        self.context.notify(f"a peer refused this node's update of round {refusal.round}: {reason}", "warning")
+        self.context.notify(f"a peer refused this node's update of round {manifest.round}: {reason}", "warning")
 
     def _take_offer(self, sender: PeerId, offer: Offer) -> None:
         """Ask for what is news, up to a number per peer: an offer costs its sender nothing."""

@@ -325,9 +325,7 @@ class RoundMachine:
             return
         if self._round.will_train and not self._round.resume_update():
             head = context.terms.head
-            context.emit(
-                fx.Train(round=context.terms.round, inner_steps=head.inner_steps, global_step=head.global_step)
-            )
+            context.emit(fx.Train(round=context.terms.round, inner_steps=head.inner_steps))
             self._round.training = True
 
     # --- leaving -----------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class Held:
     acks: dict[PeerId, Signed] = field(default_factory=dict)
     receipt: Receipt | None = None
     receipt_held_at_ms: int = 0
-    refused_by: set[PeerId] = field(default_factory=set)
+    refused_by: dict[PeerId, RefusalReason] = field(default_factory=dict)
 
     @property
     def manifest(self) -> Manifest | None:

@@ -16,22 +16,18 @@ from random import Random
 from typing import TypeVar
 
 from spes_p2p.config import RunConfig
-from spes_p2p.crypto import Identity, verify
+from spes_p2p.crypto import Identity
 from spes_p2p.errors import SpesError
 from spes_p2p.ids import Digest, RoundNumber
 from spes_p2p.network.link import InviteLink
+from spes_p2p.node.assembly import Base, make_driver, make_tools
 from spes_p2p.node.clock import MonotonicClock
 from spes_p2p.node.create import create_run
 from spes_p2p.node.driver import Driver, Tools
-from spes_p2p.node.files import BLOBS_FOLDER, IDENTITY_FILE, JOURNAL_FILE, LEDGER_FILE, MANIFEST_FILE, TRAINER_FOLDER
+from spes_p2p.node.files import BLOBS_FOLDER, IDENTITY_FILE, MANIFEST_FILE, TRAINER_FOLDER
 from spes_p2p.node.history import LAST_ROUND, read_manifest
-from spes_p2p.node.keeping import Keeper
-from spes_p2p.node.resume import drop_damaged, newest
-from spes_p2p.node.sizes import piece_sizes
-from spes_p2p.node.state_sync import StateSync
+from spes_p2p.node.resume import drop_damaged
 from spes_p2p.node.trainer_service import TrainerService
-from spes_p2p.node.training import Training
-from spes_p2p.node.work import Work
 from spes_p2p.node.worker_messages import (
     ExportHandover,
     HandoverExported,
@@ -48,14 +44,11 @@ from spes_p2p.node.worker_messages import (
     Train,
     Trained,
 )
-from spes_p2p.protocol.head import genesis_head
 from spes_p2p.protocol.messages import SignedRun
 from spes_p2p.protocol.roster import invite_payload
-from spes_p2p.protocol.round import RoundMachine, Wishes
+from spes_p2p.protocol.round import Wishes
 from spes_p2p.storage.blobs import DiskBlobs
 from spes_p2p.storage.identity import load_or_create_identity
-from spes_p2p.storage.journal import SqliteJournal
-from spes_p2p.storage.ledger import Ledger
 from spes_p2p.testing.network import MemoryNetwork, MemoryTransport
 from spes_p2p.testing.training import tiny_run
 
@@ -214,35 +207,26 @@ class NodeSwarm:
         sources = [self.identity(other).peer_id for other in self.nodes] + list(signed.manifest.founders)
         await transport.fetch(signed.manifest.held_out, sources)
         trainer = await asyncio.to_thread(TrainerInThread, self._hello(name, identity, signed))
-        journal, ledger = SqliteJournal(folder / JOURNAL_FILE), Ledger(folder / LEDGER_FILE)
-        stack.callback(journal.close)
-        stack.callback(ledger.close)
-        genesis = genesis_head(signed.manifest, piece_sizes(self.config))
-        begin = newest(ledger, genesis, trainer.ready.resumed_round, identity.peer_id)
 
         def notify(level: str, text: str) -> None:
             notes.append(text)
             self._changed_now()
 
-        clock, keeper = MonotonicClock(), Keeper(blobs, [signed.manifest.held_out])
-        work = Work(self.config, blobs)
-        stack.push_async_callback(asyncio.to_thread, work.close)
-        tools = Tools(
-            clock=clock,
-            transport=transport,
+        base = Base(
+            data_dir=folder,
+            peer=identity.peer_id,
+            signed=signed,
             blobs=blobs,
-            journal=journal,
-            ledger=ledger,
-            work=work,
-            training=Training(self.config, identity.peer_id, trainer, ledger, signed.manifest.held_out_bytes, notify),
-            sync=StateSync(identity.peer_id, begin, blobs, transport, ledger, keeper, clock, notify),
-            signed_run=signed,
+            transport=transport,
+            trainer=trainer,
+            resumed_round=trainer.ready.resumed_round,
+            clock=MonotonicClock(),
             notify=notify,
             changed=self._changed_now,
         )
+        tools = await make_tools(stack, base)
         wishes = Wishes(capacity=capacity, private_seed=identity.seed, invite_signature=self._invitation(identity))
-        machine = RoundMachine(begin.head, identity, verify, wishes, now_ms=clock.now_ms(), journal=journal.scan())
-        driver = Driver(machine, tools)
+        driver = make_driver(identity, wishes, tools)
         transport.set_message_handler(driver.receive)
         node = self.nodes[name] = SwarmNode(name, driver, trainer, tools, notes)
         node.running.add_done_callback(lambda task: self._changed_now())

@@ -72,6 +72,21 @@ async def test_wide_screen_has_a_curve_for_the_run_too(feed: Any, read_screen: R
 
 
 @pytest.mark.parametrize("size", [SMALL, WIDE])
+@pytest.mark.parametrize("losses", [(5.6,), (5.6, 5.6), (5.6, float("nan")), (float("inf"),)])
+async def test_curve_that_does_not_move_is_drawn(
+    make_feed: Any, read_screen: Read, size: tuple[int, int], losses: tuple[float, ...]
+) -> None:
+    """The first round is for claims: the held-out loss after it is the one before it, to the bit."""
+    curve = tuple(enumerate(losses))
+    snapshot = imagined_snapshot()
+    learning = msgspec.structs.replace(snapshot.learning, loss_curve=curve, val_curve=curve)
+    app = SwarmApp([make_feed(msgspec.structs.replace(snapshot, learning=learning))])
+    async with app.run_test(size=size) as pilot:
+        await shown(pilot, app)
+        assert "Learning" in read_screen(app)
+
+
+@pytest.mark.parametrize("size", [SMALL, WIDE])
 async def test_curve_is_drawn(feed: Any, read_screen: Read, size: tuple[int, int]) -> None:
     app = SwarmApp([feed])
     async with app.run_test(size=size) as pilot:

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from spes_p2p.client import folders
+from spes_p2p.client import cli, folders
+from spes_p2p.client.commands import join
 from spes_p2p.client.commands.join import find_link
 from spes_p2p.client.settings import Choices
+from spes_p2p.crypto import Identity
 from spes_p2p.errors import LinkError, LocalStateError, UsageError
 from spes_p2p.node.files import MANIFEST_FILE
 
 ONE, TWO = "1f" * 32, "2e" * 32
+ENTRY = f"/ip4/203.0.113.7/tcp/31337/p2p/{Identity.from_seed(bytes(32)).text}"
 
 
 def belongs(folder: Path, link: str) -> None:
@@ -49,6 +52,31 @@ def test_last_run_is_found_again(home: Path, tmp_path: Path) -> None:
     folders.remember(tmp_path / "node", f"spes-p2p:{TWO}")
     assert folders.find_folder(None, None) == tmp_path / "node"
     assert find_link(Choices()).run.hex() == TWO
+
+
+@pytest.mark.parametrize(
+    ("arguments", "folder"),
+    [
+        ([], "node"),
+        (["--run", "2e2e"], "home/run-2"),
+        (["--data-dir", "new"], "new"),
+        ([f"spes-p2p:{ONE}"], "home/default"),
+    ],
+)
+def test_join_without_a_link_goes_on_in_the_folder_of_that_run(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], folder: str
+) -> None:
+    """Another folder would mean another identity, and a second peer beside the one that was meant."""
+    belongs(home / "run-2", f"spes-p2p:{TWO}")
+    belongs(tmp_path / "node", f"spes-p2p:{ONE}")
+    (tmp_path / "new").mkdir()
+    folders.remember(tmp_path / "new", f"spes-p2p:{ONE}")
+    (home / "last").write_text(str(tmp_path / "node"))
+    started: list[Path] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(join, "_run_headless", lambda config, *_, **__: started.append(config.data_dir) or 0)
+    assert cli.run(["join", "--gpu", "none", "--headless", "--bootstrap", ENTRY, *arguments]) == 0
+    assert started == [tmp_path / folder]
 
 
 def test_run_is_found_by_the_beginning_of_its_id(home: Path) -> None:

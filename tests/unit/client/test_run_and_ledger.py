@@ -17,9 +17,10 @@ from spes_p2p.client.demo.config import demo_config, write_toml
 from spes_p2p.client.demo.figures import swarm_figures
 from spes_p2p.client.demo.texts import deal_texts
 from spes_p2p.crypto import Identity
-from spes_p2p.errors import SpesError
+from spes_p2p.errors import NotAdmittedError, SpesError
 from spes_p2p.network.link import parse_link
 from spes_p2p.node.history import RoundRecord, read_manifest
+from spes_p2p.node.joining import check_admission
 from spes_p2p.node.snapshot import NodeSnapshot
 from spes_p2p.testing.handle import imagined_peer, imagined_snapshot
 
@@ -62,6 +63,27 @@ def test_second_run_in_one_folder_is_refused(spes_p2p: Run, created: tuple[Path,
     answer = spes_p2p("run", "create", tmp_path / "run.toml", "--data-dir", created[0])
     assert answer.code == 2
     assert "belongs to a run already" in answer.err
+
+
+def test_founder_admits_one_peer_to_a_run_with_an_allowlist(spes_p2p: Run, tmp_path: Path) -> None:
+    config = demo_config(2, 3)
+    allowlist = config.protocol.model_copy(update={"admission": "allowlist"})
+    write_toml(config.model_copy(update={"protocol": allowlist}), tmp_path / "run.toml")
+    deal_texts([tmp_path / "text"])
+    arguments = ["--data-dir", tmp_path / "node", "--data", tmp_path / "text"]
+    assert parse_link(spes_p2p("run", "create", tmp_path / "run.toml", *arguments).out).permit is None
+    signed, newcomer = read_manifest(tmp_path / "node"), Identity.from_seed(b"n" * 32)
+    assert signed is not None
+    link = parse_link(spes_p2p("run", "admit", newcomer.text, "--data-dir", tmp_path / "node").out)
+    check_admission(signed.manifest, "allowlist", newcomer.peer_id, None, link.permit)
+    with pytest.raises(NotAdmittedError):
+        check_admission(signed.manifest, "allowlist", Identity.from_seed(b"o" * 32).peer_id, None, link.permit)
+
+
+def test_run_without_an_allowlist_needs_no_admitting(spes_p2p: Run, created: tuple[Path, str]) -> None:
+    answer = spes_p2p("run", "admit", Identity.from_seed(b"n" * 32).text, "--data-dir", created[0])
+    assert (answer.code, answer.out) == (2, "")
+    assert "its admission is 'invited'" in answer.err
 
 
 def test_identity_is_made_once_and_private(spes_p2p: Run, tmp_path: Path) -> None:

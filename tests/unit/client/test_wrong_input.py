@@ -41,6 +41,11 @@ def test_a_bad_link_is_refused(spes_p2p: Run, home: Path, link: str, word: str) 
     assert not home.exists()
 
 
+def test_a_link_that_leads_to_nobody_is_refused_at_once(spes_p2p: Run, home: Path) -> None:
+    refused(spes_p2p("join", LINK, "--gpu", "none"), 2, "no bootstrap address", "--bootstrap")
+    assert not home.exists()
+
+
 @pytest.mark.parametrize(
     ("flag", "address", "word"),
     [

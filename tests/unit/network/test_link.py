@@ -23,9 +23,12 @@ RUN = "1f" * 32
     st.binary(min_size=32, max_size=32),
     st.lists(st.sampled_from(ADDRESSES), max_size=4),
     st.none() | st.binary(min_size=32, max_size=32),
+    st.none() | st.binary(min_size=96, max_size=96),
 )
-def test_a_printed_link_reads_back_as_it_was(run: bytes, bootstrap: list[str], seed: bytes | None) -> None:
-    link = InviteLink(run=RunId(run), bootstrap=tuple(bootstrap), invite_seed=seed)
+def test_a_printed_link_reads_back_as_it_was(
+    run: bytes, bootstrap: list[str], seed: bytes | None, permit: bytes | None
+) -> None:
+    link = InviteLink(run=RunId(run), bootstrap=tuple(bootstrap), invite_seed=seed, permit=permit)
     assert parse_link(format_link(link)) == link
 
 
@@ -50,6 +53,7 @@ def test_a_link_is_one_word_for_a_shell() -> None:
         (f"spes-p2p:{RUN},bootstrap=/ip4/1.2.3.4/tcp/1", "/p2p/"),
         (f"spes-p2p:{RUN},invite=AAAA", "3 bytes"),
         (f"spes-p2p:{RUN},invite=*", "base64url"),
+        (f"spes-p2p:{RUN},allow={'A' * 43}", "the permit has 32 bytes, not 96"),
         (f"spes-p2p:{RUN},invite={'A' * 43},invite={'A' * 43}", "twice"),
         (f"spes-p2p:{RUN}" + ",bootstrap=" * 2000, "longer"),
     ],

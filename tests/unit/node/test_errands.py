@@ -12,6 +12,7 @@ from spes_p2p.errors import BlobError, MachineError, NotFiniteError, SchemaError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.node import errands as errands_module
 from spes_p2p.node.errands import Errands
+from spes_p2p.node.fetching import Holdings
 from spes_p2p.node.keeping import Keeper
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.transition import Contribution
@@ -62,10 +63,8 @@ class World:
         self.notes: list[str] = []
         self.head = HEAD
         self.errands = Errands(
-            self,
-            self,
+            Holdings(blobs=self, fetcher=self, keeper=Keeper(self, [])),
             Work(*results),
-            Keeper(self, []),
             lambda: self.head,
             self.given.append,
             lambda level, text: self.notes.append(text),

@@ -10,6 +10,7 @@ import pytest
 from spes_p2p.digests import digest
 from spes_p2p.errors import BlobError, SchemaError
 from spes_p2p.ids import Digest, PeerId
+from spes_p2p.node.fetching import Holdings
 from spes_p2p.node.handover import Successions, decode_index, encode_index
 from spes_p2p.node.keeping import Keeper
 from spes_p2p.protocol import effects as fx
@@ -95,9 +96,8 @@ async def test_successor_imports_the_shards_that_are_new_to_it_and_tells_the_lea
     blobs = {shard: source.put(b"masters of %d" % shard) for shard in gained}
     index = source.put(encode_index({shard: (blob, 20) for shard, blob in blobs.items()}))
     fetcher, heir = Fetcher(store, source), Heir()
-    successions = Successions(
-        ME.peer_id, store, fetcher, Keeper(_NoShelf(), []), lambda level, text: notes.append(text)
-    )
+    holdings = Holdings(blobs=store, fetcher=fetcher, keeper=Keeper(_NoShelf(), []))
+    successions = Successions(ME.peer_id, holdings, lambda level, text: notes.append(text))
     before, after, effect = adopt(index)
     successions.adopted(before, effect)
     told = await successions.take(heir, after)
@@ -112,13 +112,9 @@ async def test_hand_over_that_cannot_be_had_is_done_without_and_the_leaver_is_to
     before, after, effect = adopt(digest("nowhere"))
     notes: list[str] = []
     heir = Heir()
-    successions = Successions(
-        ME.peer_id,
-        MemoryBlobs(),
-        Fetcher(MemoryBlobs(), MemoryBlobs()),
-        Keeper(_NoShelf(), []),
-        lambda level, text: notes.append(text),
-    )
+    store = MemoryBlobs()
+    holdings = Holdings(blobs=store, fetcher=Fetcher(store, MemoryBlobs()), keeper=Keeper(_NoShelf(), []))
+    successions = Successions(ME.peer_id, holdings, lambda level, text: notes.append(text))
     successions.adopted(before, effect)
     told = await successions.take(heir, after)
     assert [taken.leaver for taken in told] == [LEAVER.peer_id]

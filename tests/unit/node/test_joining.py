@@ -20,6 +20,7 @@ from spes_p2p.ids import Digest, PeerId, RunId
 from spes_p2p.node.joining import ManifestSeeker, bring_held_out, check_admission, find_peers
 from spes_p2p.protocol.codec import encode, run_id
 from spes_p2p.protocol.messages import SignedRun, TipAsk
+from spes_p2p.protocol.roster import invite_payload
 from spes_p2p.testing import protocol_cases as cases
 from spes_p2p.testing.swarm import identity_of, make_manifest
 
@@ -136,18 +137,33 @@ async def test_held_out_set_that_nobody_has_is_unreachable() -> None:
     [
         ("invited", None, "the link has no invite key"),
         ("invited", b"\1" * 32, "not that of this run"),
-        ("allowlist", identity_of("invite").seed, "allowlist"),
+        ("allowlist", identity_of("invite").seed, "that a founder has signed for"),
     ],
 )
 def test_peer_that_is_not_admitted_learns_what_to_ask_for(admission: str, seed: bytes | None, reason: str) -> None:
     with pytest.raises(NotAdmittedError, match=reason) as raised:
-        check_admission(MANIFEST, admission, ME.peer_id, seed)
+        check_admission(MANIFEST, admission, ME.peer_id, seed, None)
     assert raised.value.exit_code == 4
     assert "Ask" in str(raised.value)
 
 
 def test_invited_founder_and_anybody_in_an_open_run_are_admitted() -> None:
-    check_admission(MANIFEST, "invited", ME.peer_id, identity_of("invite").seed)
-    check_admission(MANIFEST, "invited", FOUNDER.peer_id, None)
-    check_admission(MANIFEST, "allowlist", FOUNDER.peer_id, None)
-    check_admission(MANIFEST, "open", ME.peer_id, None)
+    check_admission(MANIFEST, "invited", ME.peer_id, identity_of("invite").seed, None)
+    check_admission(MANIFEST, "invited", FOUNDER.peer_id, None, None)
+    check_admission(MANIFEST, "allowlist", FOUNDER.peer_id, None, None)
+    check_admission(MANIFEST, "open", ME.peer_id, None, None)
+
+
+def permit(sponsor: Identity, peer: PeerId, run: RunId = RUN) -> bytes:
+    return sponsor.peer_id + sponsor.sign("allow", invite_payload(run, peer))
+
+
+def test_permit_of_a_founder_admits_its_peer_alone() -> None:
+    check_admission(MANIFEST, "allowlist", ME.peer_id, None, permit(FOUNDER, ME.peer_id))
+    for wrong in (
+        permit(FOUNDER, OTHER.peer_id),
+        permit(OTHER, ME.peer_id),
+        permit(FOUNDER, ME.peer_id, RunId(bytes(32))),
+    ):
+        with pytest.raises(NotAdmittedError, match="another peer or another run"):
+            check_admission(MANIFEST, "allowlist", ME.peer_id, None, wrong)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from spes_p2p.ids import RoundNumber
 from spes_p2p.node.own_updates import KEPT, OwnUpdates
 from spes_p2p.protocol.head import Head, next_head
@@ -16,13 +11,6 @@ from spes_p2p.testing import protocol_cases as cases
 
 FOUNDERS = cases.identities(3)
 ME = FOUNDERS[0]
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(tmp_path / "ledger.sqlite")
-    yield ledger
-    ledger.close()
 
 
 def own(ledger: Ledger, head: Head, notes: list[str] | None = None) -> OwnUpdates:

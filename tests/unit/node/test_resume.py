@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from spes_p2p.ids import RoundNumber
 from spes_p2p.node.resume import drop_damaged, newest
@@ -18,13 +15,6 @@ from spes_p2p.testing import protocol_cases as cases
 
 FOUNDERS = cases.identities(3)
 ME = FOUNDERS[0]
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(tmp_path / "ledger.sqlite")
-    yield ledger
-    ledger.close()
 
 
 def certify(ledger: Ledger, head: Head, items: list[Item], kept: tuple[int, ...] = ()) -> Head:

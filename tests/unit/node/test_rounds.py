@@ -15,8 +15,8 @@ from spes_p2p.testing import protocol_cases as cases
 
 HEAD = cases.owned_head(cases.identities(3))
 NEXT = cases.follow(HEAD, [])
-ORDER = fx.Train(round=HEAD.round + 1, inner_steps=10, global_step=0)
-LATER = fx.Train(round=NEXT.round + 1, inner_steps=10, global_step=0)
+ORDER = fx.Train(round=HEAD.round + 1, inner_steps=10)
+LATER = fx.Train(round=NEXT.round + 1, inner_steps=10)
 PIECES = cases.pieces_of(HEAD, cases.identities(3)[0].peer_id)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
 from spes_p2p.errors import BlobError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.node import state_sync as state_sync_module
+from spes_p2p.node.fetching import Holdings
 from spes_p2p.node.keeping import Keeper
 from spes_p2p.node.settle import Since, since
 from spes_p2p.node.state_sync import Newest, StateSync, state_blobs
@@ -73,17 +73,10 @@ class Trainer:
         return 1.5
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(tmp_path / "ledger.sqlite")
-    yield ledger
-    ledger.close()
-
-
 def sync_of(shelf: Shelf, ledger: Ledger, so_far: Since | None = None) -> StateSync:
     begin = Newest(head=HEAD, certificate=None, since=so_far)
-    keeper = Keeper(shelf, [])
-    return StateSync(ME.peer_id, begin, shelf, shelf, ledger, keeper, VirtualClock(), lambda level, text: None)
+    holdings = Holdings(blobs=shelf, fetcher=shelf, keeper=Keeper(shelf, []))
+    return StateSync(ME.peer_id, begin, holdings, ledger, VirtualClock(), lambda level, text: None)
 
 
 def adoption(head: Head = HEAD) -> fx.Adopt:

@@ -24,7 +24,7 @@ FOUNDERS = cases.identities(3)
 ME = FOUNDERS[0]
 HEAD = cases.owned_head(FOUNDERS)
 SHARD = HEAD.state.shards_of(ME.peer_id)[0]
-ORDER = fx.Train(round=HEAD.round + 1, inner_steps=10, global_step=0)
+ORDER = fx.Train(round=HEAD.round + 1, inner_steps=10)
 
 
 class Trainer:
@@ -87,7 +87,7 @@ async def test_round_whose_start_is_not_loaded_gives_nothing(ledger: Ledger) -> 
     training = training_of(trainer, ledger)
     assert await training.train(ORDER) == fx.nothing_trained(2)
     await training.load(HEAD, None, None)
-    assert await training.train(fx.Train(round=7, inner_steps=10, global_step=0)) == fx.nothing_trained(7)
+    assert await training.train(fx.Train(round=7, inner_steps=10)) == fx.nothing_trained(7)
     assert trainer.asked == []
 
 

@@ -110,7 +110,6 @@ async def test_a_round_in_the_process_gives_the_blobs_that_it_gives_in_memory(tm
         begun = await worker.load_start(LoadStart(spec=spec, owned=(1, 2), evaluate_bytes=None))
         trained = await worker.train(4)
         update = await worker.publish()
-        evaluated = await worker.evaluate()
 
     held_out = {document_hash(document) for document in HELD_OUT}
     corpus = load_corpus([tmp_path / "text"], held_out, key=data_key(CONFIG.seed, PEER))
@@ -130,7 +129,6 @@ async def test_a_round_in_the_process_gives_the_blobs_that_it_gives_in_memory(tm
     ]
     assert all(DiskBlobs(tmp_path / "blobs").has(piece.blob) for piece in update.psi + update.experts)
     assert (update.round, update.tokens, update.mean_loss) == (1, result.tokens, result.mean_loss)
-    assert evaluated.nats_per_byte == trainer.evaluate(HELD_OUT).nats_per_byte
     assert listener.progresses[-1].local_step == 4
     assert listener.restarts == []
 

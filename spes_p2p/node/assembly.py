@@ -1,0 +1,90 @@
+"""Putting the parts of a node together, from what is on its disk to its driver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from spes_p2p.config import RunConfig
+from spes_p2p.crypto import Identity, verify
+from spes_p2p.ids import PeerId
+from spes_p2p.node.driver import Driver, MessageTransport, Tools
+from spes_p2p.node.fetching import Holdings
+from spes_p2p.node.files import JOURNAL_FILE, LEDGER_FILE
+from spes_p2p.node.keeping import Keeper
+from spes_p2p.node.resume import newest
+from spes_p2p.node.sizes import piece_sizes
+from spes_p2p.node.state_sync import StateSync
+from spes_p2p.node.training import Requests, Training
+from spes_p2p.node.work import Work
+from spes_p2p.ports import Clock
+from spes_p2p.protocol.head import genesis_head
+from spes_p2p.protocol.messages import SignedRun
+from spes_p2p.protocol.round import RoundMachine, Wishes
+from spes_p2p.storage.blobs import DiskBlobs
+from spes_p2p.storage.journal import SqliteJournal
+from spes_p2p.storage.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """What a node has once it knows its run and its trainer has its text."""
+
+    data_dir: Path
+    peer: PeerId
+    signed: SignedRun
+    blobs: DiskBlobs
+    transport: MessageTransport
+    trainer: Requests
+    resumed_round: int | None
+    """Round of the trainer's checkpoint; None: it has none."""
+    clock: Clock
+    notify: Callable[[str, str], None]
+    """(level, text) for people."""
+    changed: Callable[[], None]
+
+
+async def make_tools(stack: contextlib.AsyncExitStack, base: Base) -> Tools:
+    """Journal, ledger, the newest certificate, arithmetic and training; the stack closes them. Raises LocalStateError,
+    MachineError."""
+    manifest = base.signed.manifest
+    config = RunConfig.from_json(manifest.config)
+    journal = await asyncio.to_thread(SqliteJournal, base.data_dir / JOURNAL_FILE)
+    stack.callback(journal.close)
+    ledger = await asyncio.to_thread(Ledger, base.data_dir / LEDGER_FILE)
+    stack.callback(ledger.close)
+    genesis = genesis_head(manifest, piece_sizes(config))
+    begin = await asyncio.to_thread(newest, ledger, genesis, base.resumed_round, base.peer)
+    work = Work(config, base.blobs)
+    stack.push_async_callback(asyncio.to_thread, work.close)
+    keeper = Keeper(base.blobs, [manifest.held_out])
+    holdings = Holdings(blobs=base.blobs, fetcher=base.transport, keeper=keeper)
+    return Tools(
+        clock=base.clock,
+        transport=base.transport,
+        blobs=base.blobs,
+        journal=journal,
+        ledger=ledger,
+        work=work,
+        training=Training(config, base.peer, base.trainer, ledger, manifest.held_out_bytes, base.notify),
+        sync=StateSync(base.peer, begin, holdings, ledger, base.clock, base.notify),
+        signed_run=base.signed,
+        notify=base.notify,
+        changed=base.changed,
+    )
+
+
+def make_driver(identity: Identity, wishes: Wishes, tools: Tools) -> Driver:
+    """The round machine on top of the newest certificate, and its driver."""
+    machine = RoundMachine(
+        tools.sync.head,
+        identity,
+        verify,
+        wishes,
+        now_ms=tools.clock.now_ms(),
+        journal=tools.journal.scan(),
+    )
+    return Driver(machine, tools)
