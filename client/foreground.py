@@ -58,6 +58,7 @@ async def _run(config: NodeConfig, link: InviteLink, log: structlog.typing.Filte
     from spes_p2p.node.node import run_node
 
     progress = Progress(log)
+    log.info("starting: looking for somebody who knows the run")
     async with AsyncExitStack() as stack:
 
         async def on_ready(handle: NodeHandle) -> None:
@@ -80,4 +81,6 @@ async def _run(config: NodeConfig, link: InviteLink, log: structlog.typing.Filte
             return EXIT_INTERRUPTED
         if interrupts.handle is not None:
             progress.tell_events(interrupts.handle)
+    if exit_code == 0 and "stop" not in interrupts.asked:
+        log.info("left the run")
     return EXIT_INTERRUPTED if "stop" in interrupts.asked else exit_code

@@ -7,6 +7,8 @@ the pipe open: its end, however the parent died, ends the node.
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -22,6 +24,8 @@ from spes_p2p.config import NodeConfig
 from spes_p2p.errors import SpesError
 from spes_p2p.network.link import parse_link
 
+MAX_WORDS_LINES = 10
+LOG_LINE = re.compile(r"\d\d:\d\d:\d\d \[")
 END_S = 20.0
 """A node that was told to end and has not ended after this is killed."""
 
@@ -72,12 +76,12 @@ class NodeProcess:
         """How the node ended; None while it runs."""
         return self._process.poll()
 
-    def last_lines(self, num_lines: int = 2) -> str:
-        """The end of what the node printed in this start."""
+    def last_words(self) -> str:
+        """What the node said at the end of this start; see `end_of_log`."""
         with self._log_file.open("rb") as log:
             log.seek(self._start_of_log)
-            lines = log.read().decode(errors="replace").splitlines()
-        return "\n".join(lines[-num_lines:])
+            text = log.read().decode(errors="replace")
+        return end_of_log(text, self._process.poll())
 
     def close(self) -> int:
         """End the node if it still runs, and return its exit code."""
@@ -88,6 +92,19 @@ class NodeProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
+
+
+def end_of_log(text: str, exit_code: int | None) -> str:
+    """What a node complained about when it ended: the lines after its log lines, at most ten; else its last two lines.
+
+    A node that was killed by a signal (a negative exit code) says nothing itself: then this names the signal.
+    """
+    lines = text.splitlines()
+    begin = max((number + 1 for number, line in enumerate(lines) if LOG_LINE.match(line)), default=0)
+    complaint = lines[begin:]
+    if exit_code is not None and exit_code < 0 and not complaint:
+        return f"the node was killed ({signal.Signals(-exit_code).name}); join again and it goes on where it was"
+    return "\n".join(complaint[-MAX_WORDS_LINES:] or lines[-2:])
 
 
 def main() -> int:

@@ -20,6 +20,8 @@ from spes_p2p.errors import EXIT_INTERRUPTED, LinkError, UsageError
 from spes_p2p.network.addresses import parse_announce_address, parse_listen_address, parse_peer_address
 from spes_p2p.network.link import InviteLink, format_link, parse_link
 
+EXIT_KILLED = 1
+
 
 def join(
     link: Annotated[str | None, typer.Argument(help="Invite link of the run.", show_default=False)] = None,
@@ -149,6 +151,9 @@ def _run_with_ui(config: NodeConfig, invite: InviteLink) -> int:
             complain("ending the node")
         exit_code = process.close()
     if exit_code not in (0, EXIT_INTERRUPTED):
-        complain(process.last_lines())
+        complain(process.last_words())
         complain(f"(all of it: {log_file})")
-    return exit_code
+    elif exit_code == 0:
+        complain("left the run")
+    # a signal's number is no exit code of ours
+    return exit_code if exit_code >= 0 else EXIT_KILLED

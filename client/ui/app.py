@@ -143,6 +143,9 @@ class SwarmApp(App[str]):
 
     async def action_leave(self) -> None:
         """Leave properly, and go on showing until the node has ended."""
+        if self.snapshot is None:
+            self.notify("The node has joined nothing yet, so there is nothing to leave. Ctrl-C ends it.")
+            return
         self._leave_asked = True
         self.notify("Leaving properly: the node ends when the others have taken over. Ctrl-C ends it now.")
         self._ask_to_leave()
@@ -156,7 +159,7 @@ class SwarmApp(App[str]):
 
     async def action_interrupt(self) -> None:
         """Ctrl-C: once, leave properly; twice, or where there is nothing to leave, end now."""
-        if self._can_leave and not self._leave_asked:
+        if self._can_leave and not self._leave_asked and self.snapshot is not None:
             await self.action_leave()
         else:
             self.exit("stop")

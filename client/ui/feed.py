@@ -57,7 +57,7 @@ class ControlFeed:
     async def updates(self, after: int) -> AsyncIterator[NodeSnapshot | LogEvent]:
         """See `Feed`."""
         if self._pid is not None and self._running_pid() != self._pid:
-            raise UnreachableError("the node is starting")
+            raise UnreachableError("the node is starting: it looks for somebody who knows the run")
         async for update in control_client.stream(self._data_dir, after):
             yield update
 

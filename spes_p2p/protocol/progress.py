@@ -53,7 +53,8 @@ def progress_of(round_: OpenRound, leaving: bool, finished: bool, now_ms: int) -
     prevotes, precommits = (len(voting.votes[step].get(view, {})) for step in (Step.PREVOTE, Step.PRECOMMIT))
     phase, waiting = _phase(round_, finished)
     if leaving:
-        waiting = waiting or "the certificate that lets this node leave"
+        gone = "the new owners of its shards to fetch them" if not context.is_member else waiting
+        waiting = gone or "the certificate that lets this node leave"
     deadline = voting.deadline_ms() if phase in ("aggregate", "vote", "acknowledge") else None
     return Progress(
         round=terms.round,

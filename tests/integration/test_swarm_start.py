@@ -73,10 +73,13 @@ async def test_start_that_is_cancelled_leaves_nothing(tmp_path: Path, stage: str
 async def test_founder_alone_trains_leaves_and_forgets_the_wish(tmp_path: Path) -> None:
     config, link = founder(tmp_path)
     node = Node(config, link)
-    running = asyncio.create_task(node.run(None))
-    async with asyncio.timeout(90):
-        while not node.events(0):
-            await asyncio.sleep(0.01)
+    ready = asyncio.Event()
+
+    async def on_ready(handle: NodeHandle) -> None:
+        ready.set()
+
+    running = asyncio.create_task(node.run(on_ready))
+    await ready.wait()
     await until(node, lambda handle: handle.snapshot().certified_round >= 2)
     node.request_leave()
     node.request_leave()

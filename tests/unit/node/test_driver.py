@@ -11,6 +11,7 @@ from spes_p2p.errors import IdentityError, MachineError, RemoteProtocolError, Tr
 from spes_p2p.node.driver import MAX_WAITING
 from spes_p2p.node.leaving import leave_properly
 from spes_p2p.node.worker_messages import LoadStart, Publish, Train
+from spes_p2p.protocol import effects as fx
 from spes_p2p.testing.nodes import NodeSwarm, SwarmNode, node_swarm
 
 FOUNDERS = ["ada", "ben", "cleo"]
@@ -140,19 +141,22 @@ async def test_full_disk_of_the_journal_ends_the_node_before_anything_is_sent(
 
 async def test_leaver_hands_its_masters_over_and_ends(tmp_path: Path) -> None:
     async with node_swarm(tmp_path / "swarm") as swarm:
-        _, ben, _ = await start_founders(swarm, FOUNDERS)
+        founders = await start_founders(swarm, FOUNDERS)
         await swarm.wait_round(3)
-        await leave_properly(ben.driver, ben.tools.training, ben.tools.blobs, lambda level, text: None)
-        await swarm.wait(ben.running.done, "end of the leaver")
-        assert ben.running.exception() is None
-        left_at = ben.round
-        await swarm.wait_round(left_at + 2)
-        gone = swarm.identity("ben").peer_id
-        for name in ("ada", "cleo"):
+        state = founders[0].driver.machine.head.state
+        # the keys decide who owns what: a shard with two owners has no heir that needs its masters
+        sole = next(state.owners(shard)[0] for shard in range(4) if len(state.owners(shard)) == 1)
+        leaver = next(node for node in founders if swarm.identity(node.name).peer_id == sole)
+        await leave_properly(leaver.driver, leaver.tools.training, leaver.tools.blobs, lambda level, text: None)
+        await swarm.wait(leaver.running.done, "end of the leaver")
+        assert leaver.running.exception() is None
+        await swarm.wait_round(leaver.round + 2)
+        others = [name for name in FOUNDERS if name != leaver.name]
+        for name in others:
             state = swarm.nodes[name].driver.machine.head.state
-            assert state.row(gone) is None
+            assert state.row(sole) is None
             assert all(state.owners(shard) for shard in range(4))
-        notes = [note for name in ("ada", "cleo") for note in swarm.nodes[name].notes]
+        notes = [note for name in others for note in swarm.nodes[name].notes]
         assert any("took over shard" in note for note in notes), notes
 
 
@@ -173,12 +177,64 @@ async def test_message_after_the_end_is_answered_and_not_kept_waiting(tmp_path: 
             await asyncio.wait_for(ada.driver.receive(swarm.identity("ben").peer_id, b""), 1)
 
 
-async def test_senders_wait_when_too_many_messages_wait_and_are_answered_at_the_end(tmp_path: Path) -> None:
+async def test_own_input_waits_behind_a_bounded_number_of_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node_swarm(tmp_path / "swarm") as swarm:
+        (ada,) = await start_founders(swarm, ["ada"])
+        stranger, own = swarm.identity("ben").peer_id, fx.PeersKnown(peers=())
+        handle = ada.driver.machine.handle
+        handled: list[fx.Input] = []
+
+        def noted(event: fx.Input, now_ms: int) -> list[fx.Effect]:
+            handled.append(event)
+            return handle(event, now_ms)
+
+        monkeypatch.setattr(ada.driver.machine, "handle", noted)
+        sends = [asyncio.ensure_future(ada.driver.receive(stranger, b"")) for _ in range(3 * MAX_WAITING)]
+        await asyncio.sleep(0)
+        ada.driver.give(own)
+        answers = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), 30)
+        assert all(isinstance(answer, RemoteProtocolError) for answer in answers)
+        assert sum(isinstance(event, fx.Received) for event in handled) == 3 * MAX_WAITING
+        before = handled[: next(place for place, event in enumerate(handled) if event is own)]
+        assert 0 < sum(isinstance(event, fx.Received) for event in before) <= MAX_WAITING
+
+
+async def test_machine_that_cannot_do_what_is_due_is_asked_again_and_the_node_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node_swarm(tmp_path / "swarm") as swarm:
+        (ada,) = await start_founders(swarm, ["ada"])
+        stranger = swarm.identity("ben").peer_id
+        handle, is_stuck = ada.driver.machine.handle, True
+        num_ticks = 0
+
+        def stuck(event: fx.Input, now_ms: int) -> list[fx.Effect]:
+            nonlocal num_ticks
+            num_ticks += isinstance(event, fx.Tick)
+            if is_stuck and isinstance(event, fx.Received | fx.Tick):
+                raise RemoteProtocolError(None, "nonsense that was taken in")
+            return handle(event, now_ms)
+
+        monkeypatch.setattr(ada.driver.machine, "handle", stuck)
+        for _ in range(2):
+            with pytest.raises(RemoteProtocolError, match="nonsense"):
+                await ada.driver.receive(stranger, b"")
+        assert ada.driver.tally.messages_refused >= 4
+        told = [note for note in ada.notes if "is held up by a message: nonsense that was taken in" in note]
+        assert len(told) == 1
+        await asyncio.wait([ada.running], timeout=0.1)
+        assert num_ticks < 10  # it rests, it does not spin
+        is_stuck = False
+        await swarm.wait_round(ada.round + 1)
+
+
+async def test_senders_that_wait_are_answered_at_the_end(tmp_path: Path) -> None:
     async with node_swarm(tmp_path / "swarm") as swarm:
         (ada,) = await start_founders(swarm, ["ada"])
         stranger = swarm.identity("ben").peer_id
         sends = [asyncio.ensure_future(ada.driver.receive(stranger, b"")) for _ in range(3 * MAX_WAITING)]
-        taken: list[bytes] = []
         await asyncio.sleep(0)
         await swarm.kill("ada")
         answers = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), 5)

@@ -6,6 +6,7 @@ from spes_p2p.ids import RoundNumber
 from spes_p2p.node.own_updates import KEPT, OwnUpdates
 from spes_p2p.protocol.head import Head, next_head
 from spes_p2p.protocol.statements import Item
+from spes_p2p.protocol.wire import RefusalReason
 from spes_p2p.storage.ledger import Ledger, OwnUpdate
 from spes_p2p.testing import protocol_cases as cases
 
@@ -67,6 +68,40 @@ def test_update_that_no_certificate_took_in_time_is_not_included(ledger: Ledger)
         head = adopt(updates, head, silence(head))
     assert verdicts(updates) == [(2, "not included")]
     assert notes == ["this node's update of round 2 was not included"]
+
+
+def test_update_that_members_refused_and_no_certificate_took_says_why(ledger: Ledger) -> None:
+    notes: list[str] = []
+    head = cases.owned_head(FOUNDERS)
+    updates = own(ledger, head, notes)
+    updates.published(2, 640)
+    updates.refused(2, RefusalReason.NORM_BOUND)
+    for _ in range(3):
+        head = adopt(updates, head, silence(head))
+    assert verdicts(updates) == [(2, "refused: norm bound")]
+    assert notes == ["this node's update of round 2 was refused: norm bound"]
+    assert updates.tokens_certified == 0
+
+
+def test_newer_update_does_not_hide_why_the_one_before_was_refused(ledger: Ledger) -> None:
+    head = cases.owned_head(FOUNDERS)
+    updates = own(ledger, head)
+    updates.published(2, 640)
+    updates.refused(2, RefusalReason.NOT_FINITE)
+    after = adopt(updates, head, silence(head))
+    updates.published(3, 640)
+    adopt(updates, after, [mine(after)])
+    assert verdicts(updates) == [(2, "refused: not finite"), (3, "accepted")]
+
+
+def test_update_that_a_certificate_took_is_accepted_whoever_refused_it(ledger: Ledger) -> None:
+    head = cases.owned_head(FOUNDERS)
+    updates = own(ledger, head)
+    updates.published(2, 640)
+    updates.refused(2, RefusalReason.NORM_BOUND)
+    updates.refused(7, RefusalReason.NORM_BOUND)  # none of this node's
+    adopt(updates, head, [mine(head)])
+    assert verdicts(updates) == [(2, "accepted")]
 
 
 def test_newer_update_supersedes_an_older_one(ledger: Ledger) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -57,13 +55,6 @@ class Trainer:
         return Published(
             round=self.round, tokens=320, num_steps=10, mean_loss=self.mean_loss, psi=psi, experts=(expert,)
         )
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(tmp_path / "ledger.sqlite")
-    yield ledger
-    ledger.close()
 
 
 def training_of(trainer: Trainer, ledger: Ledger, notes: list[str] | None = None) -> Training:

@@ -25,7 +25,7 @@ def test_the_phases_follow_each_other_as_work_is_done() -> None:
     assert (progress.own_acks, progress.own_acks_needed) == (0, 2)
 
 
-def test_a_peer_outside_loads_and_then_waits_to_be_let_in() -> None:
+def test_a_peer_outside_loads_and_then_waits_to_be_let_in_or_for_those_who_took_over() -> None:
     x, invite = identity_of("x"), identity_of("invite")
     signature = invite.sign("invite", invite_payload(HEAD.run.run_id, x.peer_id))
     machine = RoundMachine(HEAD, x, verify, Wishes(capacity=2, private_seed=b"x", invite_signature=signature), now_ms=0)
@@ -33,6 +33,9 @@ def test_a_peer_outside_loads_and_then_waits_to_be_let_in() -> None:
     assert machine.progress(0).phase == "load"
     machine.handle(fx.StateReady(round=2), 1)
     assert (machine.progress(1).phase, machine.progress(1).waiting_for) == ("join", "the members to let this node in")
+
+    machine.handle(fx.LeaveWanted(handover=None, handover_bytes=0), 2)
+    assert machine.progress(2).waiting_for == "the new owners of its shards to fetch them"
 
 
 def test_a_finished_peer_is_finished_in_every_phase() -> None:

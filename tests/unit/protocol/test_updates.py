@@ -302,6 +302,17 @@ def test_a_refusal_by_a_stranger_is_not_shown() -> None:
         assert notes == ["a peer refused this node's update of round 2: norm bound"] * num_notes
 
 
+def test_a_refusal_counts_once_more_members_than_may_be_faulty_give_the_same_reason() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    update = own_update(voter)
+    first, second, third = voter.others[:3]
+    norm, schema = RefusalReason.NORM_BOUND, RefusalReason.SCHEMA
+    expected = fx.UpdateRefused(round=2, reason=norm)
+    for refuser, reason, num_told in ((first, norm, 0), (second, schema, 0), (first, norm, 0), (third, norm, 1)):
+        voter.hear(refuser, sign(refuser, Refusal(HEAD.run.run_id, 0, 2, statement_hash(update), 0, reason)))
+        assert [effect for effect in voter.effects if isinstance(effect, fx.UpdateRefused)] == [expected] * num_told
+
+
 # --- from round to round ---------------------------------------------------------------------------------------------
 
 
