@@ -38,11 +38,13 @@ INSTALL = $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-che
 
 $(READY): pyproject.toml constraints.txt
 	$(ensure_venv)
+	@echo "installing into $(VENV), once: torch and the rest take 1.3 GB and some minutes"
 	$(INSTALL) -e .
 	@touch $@
 
 $(READY_DEV): pyproject.toml constraints.txt
 	$(ensure_venv)
+	@echo "installing into $(VENV), once: torch and the rest take 1.3 GB and some minutes"
 	$(INSTALL) -e '.[dev]'
 	@touch $(READY) $@
 

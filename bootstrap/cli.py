@@ -15,10 +15,12 @@ import typer
 
 from spes_p2p.bootstrap.node import BootstrapNode
 from spes_p2p.bootstrap.options import DEFAULT_LISTEN, BootstrapOptions
-from spes_p2p.errors import SpesError
+from spes_p2p.errors import EXIT_INTERRUPTED, SpesError
 from spes_p2p.storage.places import home
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+PROGRAM = "spes-p2p-bootstrap"
 
 
 def default_data_dir() -> Path:
@@ -98,11 +100,24 @@ def command(
 def main() -> None:
     """Entry point: one or two lines and an exit code for what goes wrong."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit code; what goes wrong becomes one or two lines on standard error."""
     try:
-        app()
+        result = app(arguments, prog_name=PROGRAM, standalone_mode=False)
+    except typer.TyperException as error:
+        print(f"{error.format_message().rstrip('.')}; see `{PROGRAM} --help`", file=sys.stderr)
+        return error.exit_code
     except SpesError as error:
         print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        # before it listens; from then on Ctrl-C is its ordinary end
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return result if isinstance(result, int) else 0
 
 
 if __name__ == "__main__":

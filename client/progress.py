@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 import structlog
@@ -47,7 +48,11 @@ class Progress:
         """Look whenever something changes, until cancelled."""
         while True:
             self.look(handle)
-            await handle.wait_change(self._last_event, LOOK_EVERY_S)
+            if self._phase[1] == "load":
+                # a newcomer passes hundreds of old certificates in a second
+                await asyncio.sleep(LOOK_EVERY_S)
+            else:
+                await handle.wait_change(self._last_event, LOOK_EVERY_S)
 
     def _tell_certificate(self, snapshot: NodeSnapshot) -> None:
         learning = snapshot.learning

@@ -252,10 +252,20 @@ class NodeConfig(Frozen):
     """Take part until this round is certified, then only serve until told to end."""
 
 
+_PLAIN = {
+    "extra_forbidden": "there is no such key",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+}
+
+
 def first_problem(error: ValidationError) -> str:
     """One line of pydantic's report: the key and what is wrong with it."""
     problem = error.errors()[0]
     where = ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
+    message = _PLAIN.get(problem["type"], problem["msg"].removeprefix("Value error, "))
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     return f"{where}: {message}{more}" if where else f"{message}{more}"

@@ -16,6 +16,7 @@ import typer
 
 from spes_p2p.client.output import bytes_text, complain, say
 from spes_p2p.errors import UsageError
+from spes_p2p.storage.atomic import disk_errors
 
 MARK = ".spes-p2p-demo"
 """Lies in a folder that the demo may empty."""
@@ -41,7 +42,8 @@ def demo(
     _refuse_missing_folder(json)
     folder = _prepare_folder(directory)
     try:
-        figures = _run(folder, peers, rounds, headless=headless, baseline=baseline)
+        with disk_errors(folder):
+            figures = _run(folder, peers, rounds, headless=headless, baseline=baseline)
         if json is not None:
             json.write_text(json_module.dumps(figures, indent=2) + "\n")
         _say_summary(figures, folder if directory is not None else None, json)
@@ -56,6 +58,8 @@ def _refuse_missing_folder(json: Path | None) -> None:
         return
     try:
         json.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UsageError(f"--json {json}: {json.parent} is a file, not a folder") from error
     except OSError as error:
         raise UsageError(f"--json {json}: {error.strerror}") from error
     if json.is_dir():
@@ -78,6 +82,8 @@ def _prepare_folder(directory: Path | None) -> Path:
             else:
                 path.unlink()
         (folder / MARK).touch()
+    except FileExistsError as error:
+        raise UsageError(f"--dir {directory}: is a file, not a folder") from error
     except OSError as error:
         raise UsageError(f"--dir {directory}: {error.strerror}") from error
     return folder

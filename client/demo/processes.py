@@ -39,8 +39,16 @@ def output_of(module: str, arguments: Sequence[str], home: Path) -> str:
     )
     if done.returncode != 0:
         what = f"`python -m {module} {arguments[0]}`"
-        raise SpesError(f"{what} ended with exit code {done.returncode}: {done.stderr.strip()}")
+        raise _passed_on(f"{what} ended with exit code {done.returncode}: {done.stderr.strip()}", done.returncode)
     return done.stdout
+
+
+def _passed_on(message: str, exit_code: int) -> SpesError:
+    """The error of a child, whose exit code says what kind of trouble it is: the demo ends with the same."""
+    error = SpesError(message)
+    if exit_code > 0:
+        error.exit_code = exit_code
+    return error
 
 
 class Child:
@@ -73,13 +81,15 @@ class Child:
         """Raise SpesError with its last words if it has ended."""
         code = self._process.poll()
         if code is not None:
-            raise SpesError(f"{self.name} ended with exit code {code}: {self.last_line()}\nAll of it: {self.output}")
+            message = f"{self.name} ended with exit code {code}: {self.last_line()}\nAll of it: {self.output}"
+            raise _passed_on(message, code)
 
     def check_end(self) -> None:
         """Raise SpesError unless it ended well, or because it was told to (a signal may overtake the local API)."""
         code = self._process.poll()
         if code not in (0, EXIT_INTERRUPTED):
-            raise SpesError(f"{self.name} ended badly, exit code {code}: {self.last_line()}\nAll of it: {self.output}")
+            message = f"{self.name} ended badly, exit code {code}: {self.last_line()}\nAll of it: {self.output}"
+            raise _passed_on(message, code or SpesError.exit_code)
 
     def last_line(self) -> str:
         """The end of what it printed."""
@@ -137,18 +147,14 @@ class Leftovers:
         """Wait a moment for all of it to go. Raises SpesError that names what is left."""
         _, alive = psutil.wait_procs(list(self.processes.values()), timeout=GONE_S)
         left = [f"process {process.pid} ({process.name()})" for process in alive]
-        left += [f"port {port}" for port in sorted(self.ports) if not _is_free(port)]
+        left += [f"port {port}" for port in sorted(self.ports) if _has_listener(port)]
         left += [f"socket {path}" for path in sorted(self.socket_files) if path.is_socket()]
         if left:
             raise SpesError(f"the demo has ended, and this is still there: {', '.join(left)}")
 
 
-def _is_free(port: int) -> bool:
+def _has_listener(port: int) -> bool:
+    """Whether somebody listens; not whether one can bind, which connections of the past may bar for a minute."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # connections that were just closed do not count, a listener does
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+        probe.settimeout(GONE_S)
+        return probe.connect_ex(("127.0.0.1", port)) == 0

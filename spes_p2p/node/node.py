@@ -201,6 +201,8 @@ class Node:
             seed = self._config.invite_seed or self._link.invite_seed
             admission = run_config.protocol.admission
             check_admission(signed.manifest, admission, identity.peer_id, seed, self._link.permit)
+            # only now does the folder belong to the run: one that refused this peer leaves nothing behind
+            save_manifest(self._config.data_dir, signed)
             view.run_name = run_config.name
             view.waiting_for = "the blobs on disk to be checked"
             damaged = await asyncio.to_thread(drop_damaged, assembled.blobs)
@@ -250,9 +252,7 @@ class Node:
         transport.set_message_handler(seeker.receive)
         if signed is not None:
             return signed, ()
-        found = await seeker.seek(self._log.tell)
-        save_manifest(self._config.data_dir, found)
-        return found, seeker.peers
+        return await seeker.seek(self._log.tell), seeker.peers
 
     def _hello(self, identity: Identity, run_config: RunConfig, signed: SignedRun) -> Hello:
         config = self._config

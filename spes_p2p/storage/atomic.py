@@ -67,8 +67,16 @@ def fsync_folder(folder: Path) -> None:
 def make_folder(folder: Path) -> None:
     """Create a folder and its missing parents, durably, for this user alone (0700). An existing one stays as it is.
 
-    Raises MachineError if the disk is full or refuses, or if a file is in the way.
+    Raises MachineError if the disk is full or refuses, if a file is in the way, or if there can be no such folder.
     """
+    try:
+        _make_missing(folder)
+    except OSError as error:
+        # such as a name that is too long, or a file system without folders of one's own
+        raise MachineError(f"{folder} cannot be made: {error.strerror}\nUse another folder.") from error
+
+
+def _make_missing(folder: Path) -> None:
     missing = []
     at = folder
     with disk_errors(folder):

@@ -60,7 +60,10 @@ def draw_held_out(documents: Iterable[bytes], max_bytes: int, seed: int, max_sha
         drawn.append(document)
         size += cost
     if not drawn:
-        raise DataError(f"too little text to draw a held-out set from ({len(ranked)} documents)")
+        raise DataError(
+            f"too little text to draw a held-out set from: {len(ranked)} documents of UTF-8 text, "
+            f"of which it may take {limit:,} bytes in all\nName more text, of the kind that the run shall learn."
+        )
     return tuple(drawn)
 
 

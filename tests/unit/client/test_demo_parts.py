@@ -70,8 +70,9 @@ def test_child_that_ends_early_is_named_with_its_last_words(tmp_path: Path) -> N
     child = Child("peer 3", ["join", "nonsense"], tmp_path / "out.log")
     child.wait_or_kill(until_s=float("inf"))
     assert child.exit_code() == 2
-    with pytest.raises(SpesError, match="peer 3 ended with exit code 2: invite link"):
+    with pytest.raises(SpesError, match="peer 3 ended with exit code 2: invite link") as caught:
         child.check()
+    assert caught.value.exit_code == 2
 
 
 def test_what_is_left_over_is_named() -> None:
@@ -79,6 +80,18 @@ def test_what_is_left_over_is_named() -> None:
         port = listener.getsockname()[1]
         with pytest.raises(SpesError, match=f"port {port}"):
             Leftovers(ports={port}).check_gone()
+    Leftovers(ports={port}).check_gone()
+
+
+def test_a_connection_that_lingers_is_no_port_left_over() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            accepted, _ = listener.accept()
+            accepted.close()  # who closes first keeps the connection, in TIME_WAIT
+            assert client.recv(1) == b""
     Leftovers(ports={port}).check_gone()
 
 

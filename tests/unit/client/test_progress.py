@@ -48,6 +48,25 @@ async def test_each_phase_certificate_and_log_line_is_told_once(captured: struct
     assert captured.entries[3]["shards"] == [0, 4]
 
 
+async def test_a_newcomer_passes_old_certificates_in_silence(
+    captured: structlog.testing.LogCapture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spes_p2p.client.progress.LOOK_EVERY_S", 0.05)
+    handle = FakeHandle(imagined_snapshot(number=1, phase="load"))
+    following = asyncio.create_task(Progress(structlog.get_logger()).follow(handle))
+    for number in range(2, 100):
+        await asyncio.sleep(0)
+        await handle.show(imagined_snapshot(number=number, phase="load"))
+    while len(captured.entries) < 3:
+        await asyncio.sleep(0)
+    following.cancel()
+    assert [entry["event"] for entry in captured.entries[-2:]] == [
+        "round 98 certified",
+        "round 99: load, leader …BBBB0001",
+    ]
+    assert len(captured.entries) == 3
+
+
 async def test_following_wakes_for_a_change(captured: structlog.testing.LogCapture) -> None:
     handle = FakeHandle(imagined_snapshot(number=7))
     following = asyncio.create_task(Progress(structlog.get_logger()).follow(handle))

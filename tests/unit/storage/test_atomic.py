@@ -152,3 +152,8 @@ def test_a_file_in_the_way_of_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(MachineError, match="file is a file where a folder is needed"):
         make_folder(tmp_path / "file" / "inner")
+
+
+def test_a_folder_that_cannot_be_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="cannot be made"):
+        make_folder(tmp_path / ("x" * 300) / "inner")

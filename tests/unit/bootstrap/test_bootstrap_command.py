@@ -1,0 +1,35 @@
+"""`spes-p2p-bootstrap` without the rest of the product: one or two lines and an exit code for wrong input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spes_p2p.bootstrap import cli
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "word"),
+    [
+        (["--lsten", "x"], 2, "--lsten"),
+        (["extra"], 2, "extra"),
+        (["--listen", "/ip/0.0.0.0/tcp/1"], 2, "'ip4'"),
+        (["--bootstrap", "/ip4/203.0.113.7/tcp/1"], 2, "/p2p/"),
+    ],
+)
+def test_wrong_input_is_refused_in_a_line_and_makes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, word: str
+) -> None:
+    folder = tmp_path / "bootstrap"
+    assert cli.run(["--data-dir", str(folder), *arguments]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.strip().splitlines()) == 1
+    assert word in captured.err
+    assert not folder.exists()
+
+
+def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--help"]) == 0
+    assert "--listen" in capsys.readouterr().out
