@@ -270,7 +270,12 @@ class DiskBlobs:
         with disk_errors(self._root):
             with exclusive(self._root / "lock"):
                 make_folder(target.parent)
-                source.rename(target)
+                try:
+                    source.rename(target)
+                except FileNotFoundError:
+                    # while a fetch ended, the same blob was put, or it was deleted
+                    if not self.has(blob):
+                        raise BlobError(f"blob {blob.hex()} was deleted while it was being fetched") from None
                 (self._partial / blob.hex()).unlink(missing_ok=True)
             fsync_folder(target.parent)
         self._write_list(blob, chunks)

@@ -352,3 +352,28 @@ def test_a_blob_is_hashed_once_without_its_list_and_not_again_until_the_file_cha
     os.utime(path, ns=(1, 1))
     assert (store.chunks(BLOB), store.chunks(BLOB)) == (CHUNKS, CHUNKS)
     assert hashed_bytes == [len(DATA)]
+
+
+def finishing(
+    folder: Path, data: bytes, at_the_last_moment: Callable[[DiskBlobs], object], patch: pytest.MonkeyPatch
+) -> DiskBlobs:
+    """Assemble a blob, and let something happen between its last check and its renaming."""
+    blobs = DiskBlobs(folder)
+    partial = blobs.partial(blob_id(data), len(data), chunk_digests(data))
+    partial.write(0, data)
+    patch.setattr("spes_p2p.storage.partial.fsync", lambda _: at_the_last_moment(blobs))
+    partial.finish()
+    return blobs
+
+
+def test_blob_that_is_put_while_its_fetch_ends_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b"an average that this node has just made itself"
+    blobs = finishing(tmp_path, data, lambda blobs: blobs.put(data), monkeypatch)
+    assert bytes(blobs.read(blob_id(data))) == data
+    assert blobs.partial_ids() == ()
+
+
+def test_blob_that_is_deleted_while_its_fetch_ends_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b"nobody wants this any more"
+    with pytest.raises(BlobError, match="deleted while it was being fetched"):
+        finishing(tmp_path, data, lambda blobs: blobs.delete(blob_id(data)), monkeypatch)
