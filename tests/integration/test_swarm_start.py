@@ -70,9 +70,8 @@ async def test_start_that_is_cancelled_leaves_nothing(tmp_path: Path, stage: str
     assert nothing_is_left(config.data_dir)
 
 
-async def test_founder_alone_trains_leaves_and_forgets_the_wish(tmp_path: Path) -> None:
-    config, link = founder(tmp_path)
-    node = Node(config, link)
+async def begin(node: Node) -> asyncio.Task[int]:
+    """Run a node, and return once its local API could be served."""
     ready = asyncio.Event()
 
     async def on_ready(handle: NodeHandle) -> None:
@@ -80,6 +79,13 @@ async def test_founder_alone_trains_leaves_and_forgets_the_wish(tmp_path: Path) 
 
     running = asyncio.create_task(node.run(on_ready))
     await ready.wait()
+    return running
+
+
+async def test_founder_alone_trains_leaves_and_forgets_the_wish(tmp_path: Path) -> None:
+    config, link = founder(tmp_path)
+    node = Node(config, link)
+    running = await begin(node)
     await until(node, lambda handle: handle.snapshot().certified_round >= 2)
     node.request_leave()
     node.request_leave()
@@ -94,13 +100,7 @@ async def test_founder_alone_trains_leaves_and_forgets_the_wish(tmp_path: Path) 
 async def test_leave_that_a_restart_cut_off_is_completed_by_the_next_start(tmp_path: Path) -> None:
     config, link = founder(tmp_path)
     node = Node(config, link)
-    ready = asyncio.Event()
-
-    async def on_ready(handle: NodeHandle) -> None:
-        ready.set()
-
-    running = asyncio.create_task(node.run(on_ready))
-    await ready.wait()
+    running = await begin(node)
     await until(node, lambda handle: handle.snapshot().certified_round >= 1)
     node.request_leave()
     running.cancel()
