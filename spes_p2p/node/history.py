@@ -13,9 +13,10 @@ from spes_p2p.crypto import peer_text
 from spes_p2p.errors import LocalStateError, RemoteProtocolError
 from spes_p2p.ids import RoundNumber
 from spes_p2p.node.files import LEDGER_FILE, MANIFEST_FILE
+from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.codec import bits, decode_certificate, decode_signed_run
 from spes_p2p.protocol.head import Head, Terms, genesis_head, next_head
-from spes_p2p.protocol.messages import Certificate, RunManifest, SignedRun
+from spes_p2p.protocol.messages import RunManifest, SignedRun
 from spes_p2p.protocol.params import PieceSizes
 from spes_p2p.protocol.wire import ItemKind, RefusalReason
 from spes_p2p.storage.ledger import Ledger

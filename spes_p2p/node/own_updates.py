@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from spes_p2p.ids import PeerId, RoundNumber
 from spes_p2p.node.settle import own_updates
+from spes_p2p.protocol.body import Body
 from spes_p2p.protocol.head import Head
-from spes_p2p.protocol.messages import Body
 from spes_p2p.protocol.params import LATE_ROUNDS
 from spes_p2p.protocol.wire import RefusalReason
 from spes_p2p.storage.ledger import Ledger, OwnUpdate

@@ -10,9 +10,9 @@ import dataclasses
 from dataclasses import dataclass
 
 from spes_p2p.ids import Digest, PeerId, RoundNumber
+from spes_p2p.protocol.body import Body
 from spes_p2p.protocol.codec import bits
 from spes_p2p.protocol.head import Head
-from spes_p2p.protocol.messages import Body
 from spes_p2p.protocol.wire import ItemKind, RefusalReason
 from spes_p2p.training.own_work import MasterRule, ResidualRule
 from spes_p2p.training.start import StartSpec

@@ -15,8 +15,8 @@ from spes_p2p.node.settle import Since, since, then
 from spes_p2p.node.training import Training
 from spes_p2p.ports import Clock
 from spes_p2p.protocol import effects as fx
+from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.head import Head
-from spes_p2p.protocol.messages import Certificate
 from spes_p2p.storage.ledger import Ledger
 
 _RETRY_S = 1.0

@@ -22,9 +22,10 @@ from spes_p2p.node.worker_messages import (
     Trained,
 )
 from spes_p2p.protocol import effects as fx
+from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.codec import pack_float
 from spes_p2p.protocol.head import Head
-from spes_p2p.protocol.messages import Certificate, Piece
+from spes_p2p.protocol.messages import Piece
 from spes_p2p.protocol.state import shard_row_hash
 from spes_p2p.protocol.wire import PieceKind
 from spes_p2p.storage.ledger import Ledger

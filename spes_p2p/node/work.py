@@ -17,9 +17,10 @@ from spes_p2p.errors import BlobError, MachineError, SchemaError
 from spes_p2p.ids import Digest, RoundNumber
 from spes_p2p.node.sizes import EXPERT_CODECS, PSI_CODECS, expert_blob_bytes, psi_piece_bytes
 from spes_p2p.ports import BlobStore
+from spes_p2p.protocol.body import BlobShare
 from spes_p2p.protocol.codec import unpack_float
 from spes_p2p.protocol.effects import Aggregate
-from spes_p2p.protocol.messages import BlobShare, Piece
+from spes_p2p.protocol.messages import Piece
 from spes_p2p.protocol.wire import PieceKind, RefusalReason
 from spes_p2p.training.checks import check_expert_blob, check_psi_piece
 from spes_p2p.training.pieces import PieceOfCut, aggregate_part

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
+from spes_p2p.protocol.body import Body
 from spes_p2p.protocol.codec import bits, body_hash
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import Cuts, KnownCut
 from spes_p2p.protocol.effects import CheckRanking, FetchBlob
-from spes_p2p.protocol.messages import Body, Ref
+from spes_p2p.protocol.messages import Ref
 from spes_p2p.protocol.parts import Parts
 from spes_p2p.protocol.transition import Transition, make_body, merge_root
 from spes_p2p.protocol.updates import Updates

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.ports import Verifier
+from spes_p2p.protocol.body import Body, Certificate
 from spes_p2p.protocol.codec import bitmap, bits, body_hash, encode
 from spes_p2p.protocol.head import Head, Terms, next_head
-from spes_p2p.protocol.messages import Body, Certificate, QuorumCertificate, Signed, Vote
+from spes_p2p.protocol.messages import QuorumCertificate, Signed, Vote
 from spes_p2p.protocol.transition import merge_root
 from spes_p2p.protocol.wire import Step
 

@@ -15,17 +15,8 @@ from spes_p2p.digests import digest
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId, RunId
 from spes_p2p.ports import Signer, Verifier
-from spes_p2p.protocol.messages import (
-    Body,
-    Certificate,
-    Cut,
-    Message,
-    Receipt,
-    RunManifest,
-    Signed,
-    SignedBody,
-    SignedRun,
-)
+from spes_p2p.protocol.body import Body, Certificate, Cut
+from spes_p2p.protocol.messages import Message, Receipt, RunManifest, Signed, SignedBody, SignedRun
 from spes_p2p.protocol.wire import Wire
 
 MAX_MESSAGE_BYTES = 4 << 20

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
+from spes_p2p.protocol.body import Cut, CutItem
 from spes_p2p.protocol.codec import check_signature, cut_hash, receipt_hash
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.evidence import conflicting
-from spes_p2p.protocol.messages import Cut, CutAnnouncement, CutItem, CutMessage, Ref, Signed
+from spes_p2p.protocol.messages import CutAnnouncement, CutMessage, Ref, Signed
 from spes_p2p.protocol.params import MAX_VIEWS_AHEAD
 from spes_p2p.protocol.statements import Item, Slot, check_cut, item_sort_key
 from spes_p2p.protocol.transition import Transition, advance

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from spes_p2p.ids import Digest, PeerId
+from spes_p2p.protocol.body import BlobShare, Certificate
 from spes_p2p.protocol.head import Head
-from spes_p2p.protocol.messages import BlobShare, Certificate, Piece
+from spes_p2p.protocol.messages import Piece
 from spes_p2p.protocol.transition import Contribution
 from spes_p2p.protocol.wire import RefusalReason
 

@@ -14,8 +14,9 @@ from spes_p2p.digests import digest_of_list
 from spes_p2p.errors import LocalProtocolError, RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId, RunId
 from spes_p2p.protocol import election
+from spes_p2p.protocol.body import BlobShare, Body
 from spes_p2p.protocol.codec import FLOAT_BYTES, body_hash, run_id, unpack_float
-from spes_p2p.protocol.messages import BlobShare, Body, RunManifest
+from spes_p2p.protocol.messages import RunManifest
 from spes_p2p.protocol.params import (
     LATE_ROUNDS,
     PieceSizes,

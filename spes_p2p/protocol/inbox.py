@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 from spes_p2p.ids import PeerId
-from spes_p2p.protocol.messages import (
-    BodyMessage,
-    Certificate,
-    Cut,
-    CutMessage,
-    Message,
-    Offer,
-    ProposalMessage,
-    Receipt,
-    Signed,
-    Want,
-)
+from spes_p2p.protocol.body import Certificate, Cut
+from spes_p2p.protocol.messages import BodyMessage, CutMessage, Message, Offer, ProposalMessage, Receipt, Signed, Want
 
 MAX_KEPT_PER_PEER = 256
 MAX_KEPT_BYTES_PER_PEER = 4 << 20

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from spes_p2p.ids import Digest
 from spes_p2p.protocol.bodies import Bodies, KnownBody
+from spes_p2p.protocol.body import Cut
 from spes_p2p.protocol.codec import decode, encode
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import Cuts, KnownCut
 from spes_p2p.protocol.effects import FetchBlob, RankExperts
-from spes_p2p.protocol.messages import Cut, CutAnnouncement, Proposal
+from spes_p2p.protocol.messages import CutAnnouncement, Proposal
 from spes_p2p.protocol.parts import Parts
 from spes_p2p.protocol.transition import Transition, make_body
 from spes_p2p.protocol.updates import Updates

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 
 from spes_p2p.ids import PeerId
 from spes_p2p.protocol import election
+from spes_p2p.protocol.body import Tenure
 from spes_p2p.protocol.head import Terms
-from spes_p2p.protocol.messages import Tenure
 from spes_p2p.protocol.roster import qualified
 from spes_p2p.protocol.state import LeaseRow, RosterRow, bytes_of
 

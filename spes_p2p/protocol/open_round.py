@@ -8,6 +8,7 @@ from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.bodies import Bodies
+from spes_p2p.protocol.body import Body, Cut, Entry
 from spes_p2p.protocol.codec import body_hash, check_signature, cut_hash, decode, encode
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import Cuts
@@ -16,12 +17,9 @@ from spes_p2p.protocol.leading import Leader
 from spes_p2p.protocol.messages import (
     Ack,
     Alive,
-    Body,
     BodyMessage,
     Claim,
-    Cut,
     CutMessage,
-    Entry,
     Evidence,
     Join,
     Leave,

@@ -28,13 +28,14 @@ from spes_p2p.errors import LocalProtocolError, RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.ports import Signer, Verifier
 from spes_p2p.protocol import effects as fx
+from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.certificate import verify_certificate
 from spes_p2p.protocol.codec import decode, encode
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.effects import Effect, Input
 from spes_p2p.protocol.head import Head, Terms
 from spes_p2p.protocol.inbox import Inbox, round_of
-from spes_p2p.protocol.messages import Alive, Certificate, Claim, HandoverDone, Join, Leave, Message, TipAsk
+from spes_p2p.protocol.messages import Alive, Claim, HandoverDone, Join, Leave, Message, TipAsk
 from spes_p2p.protocol.open_round import OpenRound
 from spes_p2p.protocol.outbox import Outbox
 from spes_p2p.protocol.params import LATE_ROUNDS, STATEMENT_ROUNDS

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from spes_p2p.digests import digest
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
+from spes_p2p.protocol.body import BlobShare, Body, LeaseDelta, RosterDelta, ShardDelta, Tenure
 from spes_p2p.protocol.codec import ENCODER
-from spes_p2p.protocol.messages import BlobShare, Body, LeaseDelta, RosterDelta, ShardDelta, Tenure
 from spes_p2p.protocol.wire import Count, Peer, Small, Wire
 
 

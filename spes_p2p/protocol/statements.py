@@ -11,14 +11,13 @@ from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.ports import Verifier
 from spes_p2p.protocol import evidence
+from spes_p2p.protocol.body import Cut, CutItem
 from spes_p2p.protocol.codec import bits, check_signature, statement_hash, unpack_float
 from spes_p2p.protocol.head import Terms
 from spes_p2p.protocol.messages import (
     Ack,
     Alive,
     Claim,
-    Cut,
-    CutItem,
     Evidence,
     Join,
     Leave,

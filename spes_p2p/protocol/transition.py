@@ -13,10 +13,11 @@ from spes_p2p.digests import digest, digest_of_list
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.ports import Verifier
 from spes_p2p.protocol import evidence
+from spes_p2p.protocol.body import BlobShare, Body, Entry, Remark
 from spes_p2p.protocol.codec import bitmap, pack_float, unpack_float
 from spes_p2p.protocol.head import Terms, psi_digest
 from spes_p2p.protocol.leases import next_leases
-from spes_p2p.protocol.messages import BlobShare, Body, Claim, Entry, Evidence, Join, Manifest, Piece, Remark
+from spes_p2p.protocol.messages import Claim, Evidence, Join, Manifest, Piece
 from spes_p2p.protocol.roster import RosterChange, next_roster
 from spes_p2p.protocol.state import (
     LeaseRow,

@@ -22,6 +22,7 @@ import msgspec
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol.bodies import Bodies, KnownBody
+from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.certificate import make_certificate, make_qc, verify_qc
 from spes_p2p.protocol.codec import body_hash, check_signature, decode, encode
 from spes_p2p.protocol.context import Context
@@ -29,7 +30,6 @@ from spes_p2p.protocol.cuts import Cuts
 from spes_p2p.protocol.evidence import conflicting
 from spes_p2p.protocol.messages import (
     BodyMessage,
-    Certificate,
     Proposal,
     ProposalMessage,
     QuorumCertificate,

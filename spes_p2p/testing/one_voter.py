@@ -8,12 +8,12 @@ from spes_p2p.crypto import Identity, verify
 from spes_p2p.digests import digest
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol import effects as fx
+from spes_p2p.protocol.body import Body
 from spes_p2p.protocol.certificate import make_qc
 from spes_p2p.protocol.codec import body_hash, cut_hash, decode, sign
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.head import Head, Terms
 from spes_p2p.protocol.messages import (
-    Body,
     CutAnnouncement,
     CutMessage,
     Message,

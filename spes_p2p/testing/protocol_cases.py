@@ -10,6 +10,7 @@ from spes_p2p.config import ProtocolConfig, RunConfig, TrainingConfig
 from spes_p2p.crypto import Identity, verify
 from spes_p2p.digests import digest
 from spes_p2p.ids import Digest, PeerId
+from spes_p2p.protocol.body import Body, Certificate, Cut, CutItem
 from spes_p2p.protocol.certificate import make_certificate
 from spes_p2p.protocol.codec import (
     bitmap,
@@ -21,21 +22,7 @@ from spes_p2p.protocol.codec import (
     statement_hash,
 )
 from spes_p2p.protocol.head import Head, Terms, genesis_head, next_head, psi_digest
-from spes_p2p.protocol.messages import (
-    Ack,
-    Alive,
-    Body,
-    Certificate,
-    Claim,
-    Cut,
-    CutItem,
-    Join,
-    Manifest,
-    Piece,
-    Receipt,
-    Signed,
-    Vote,
-)
+from spes_p2p.protocol.messages import Ack, Alive, Claim, Join, Manifest, Piece, Receipt, Signed, Vote
 from spes_p2p.protocol.params import PieceSizes
 from spes_p2p.protocol.roster import invite_payload
 from spes_p2p.protocol.state import shard_row_hash

@@ -20,19 +20,11 @@ from spes_p2p.digests import digest
 from spes_p2p.errors import RemoteProtocolError, SpesError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol import effects as fx
+from spes_p2p.protocol.body import BlobShare, Certificate
 from spes_p2p.protocol.codec import decode, encode, pack_float
 from spes_p2p.protocol.evidence import conflicting, exclusive_slot
 from spes_p2p.protocol.head import Head, genesis_head
-from spes_p2p.protocol.messages import (
-    BlobShare,
-    Certificate,
-    CutMessage,
-    Message,
-    Piece,
-    ProposalMessage,
-    RunManifest,
-    Signed,
-)
+from spes_p2p.protocol.messages import CutMessage, Message, Piece, ProposalMessage, RunManifest, Signed
 from spes_p2p.protocol.params import PieceSizes
 from spes_p2p.protocol.roster import invite_payload
 from spes_p2p.protocol.round import RoundMachine, Wishes

@@ -18,8 +18,9 @@ from spes_p2p.node.files import BLOBS_FOLDER, LEDGER_FILE
 from spes_p2p.node.history import read_manifest, replay
 from spes_p2p.node.settle import start_spec
 from spes_p2p.node.sizes import piece_sizes
+from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.head import Head, genesis_head
-from spes_p2p.protocol.messages import Certificate, RunManifest
+from spes_p2p.protocol.messages import RunManifest
 from spes_p2p.storage.blobs import DiskBlobs
 from spes_p2p.storage.ledger import Ledger
 from spes_p2p.testing.nodes import NodeSwarm, node_swarm, swift_run

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from spes_p2p.protocol import effects as fx
+from spes_p2p.protocol.body import Cut
 from spes_p2p.protocol.codec import body_hash, cut_hash, decode, encode, sign
 from spes_p2p.protocol.messages import (
-    Cut,
     CutAnnouncement,
     CutMessage,
     Manifest,

@@ -8,8 +8,9 @@ from spes_p2p.errors import MachineError
 from spes_p2p.node import work as work_module
 from spes_p2p.node.sizes import EXPERT_CODECS, PSI_CODECS, expert_blob_bytes, piece_sizes, psi_piece_bytes
 from spes_p2p.node.work import Work
+from spes_p2p.protocol.body import BlobShare
 from spes_p2p.protocol.codec import pack_float
-from spes_p2p.protocol.messages import BlobShare, Piece
+from spes_p2p.protocol.messages import Piece
 from spes_p2p.protocol.wire import NO_DIGEST, PieceKind, RefusalReason
 from spes_p2p.testing.blobs import MemoryBlobs
 from spes_p2p.testing.training import tiny_run, tiny_trainer

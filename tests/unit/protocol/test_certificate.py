@@ -4,10 +4,11 @@ import pytest
 from spes_p2p.crypto import verify
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import PeerId
+from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.certificate import make_qc, verify_certificate, verify_qc
 from spes_p2p.protocol.codec import bitmap, body_hash, encode
 from spes_p2p.protocol.head import Terms
-from spes_p2p.protocol.messages import Certificate, QuorumCertificate, Signed
+from spes_p2p.protocol.messages import QuorumCertificate, Signed
 from spes_p2p.protocol.wire import Step
 from spes_p2p.testing.protocol_cases import (
     body_of,

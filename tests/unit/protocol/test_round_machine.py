@@ -5,21 +5,10 @@ import pytest
 from spes_p2p.crypto import Identity, verify
 from spes_p2p.errors import LocalProtocolError, RemoteProtocolError
 from spes_p2p.protocol import effects as fx
+from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.codec import decode, encode
 from spes_p2p.protocol.head import Head
-from spes_p2p.protocol.messages import (
-    Alive,
-    Certificate,
-    Claim,
-    Join,
-    Leave,
-    Manifest,
-    Message,
-    Receipt,
-    Signed,
-    SignedRun,
-    TipAsk,
-)
+from spes_p2p.protocol.messages import Alive, Claim, Join, Leave, Manifest, Message, Receipt, Signed, SignedRun, TipAsk
 from spes_p2p.protocol.roster import invite_payload
 from spes_p2p.protocol.round import RoundMachine, Wishes
 from spes_p2p.protocol.wire import ItemKind

@@ -2,8 +2,8 @@ import msgspec
 import pytest
 
 from spes_p2p.errors import RemoteProtocolError
+from spes_p2p.protocol.body import LeaseDelta, RosterDelta, ShardDelta, Tenure
 from spes_p2p.protocol.head import next_head
-from spes_p2p.protocol.messages import LeaseDelta, RosterDelta, ShardDelta, Tenure
 from spes_p2p.protocol.state import apply_deltas, roots, shard_row_hash
 from spes_p2p.testing.protocol_cases import (
     body_of,

@@ -5,20 +5,10 @@ import pytest
 
 from spes_p2p.crypto import Identity, verify
 from spes_p2p.errors import RemoteProtocolError
+from spes_p2p.protocol.body import CutItem
 from spes_p2p.protocol.codec import encode, pack_float, receipt_hash, sign, statement_hash
 from spes_p2p.protocol.head import Head, Terms
-from spes_p2p.protocol.messages import (
-    Alive,
-    Claim,
-    CutItem,
-    Evidence,
-    Leave,
-    Manifest,
-    Piece,
-    Receipt,
-    Signed,
-    SignedBody,
-)
+from spes_p2p.protocol.messages import Alive, Claim, Evidence, Leave, Manifest, Piece, Receipt, Signed, SignedBody
 from spes_p2p.protocol.statements import Item, check_cut, check_receipt, check_statement
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind
 from spes_p2p.testing.protocol_cases import (

@@ -6,9 +6,10 @@ from spes_p2p.digests import digest
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest
 from spes_p2p.protocol import effects as fx
+from spes_p2p.protocol.body import Body
 from spes_p2p.protocol.certificate import verify_certificate
 from spes_p2p.protocol.codec import body_hash
-from spes_p2p.protocol.messages import Body, Evidence, Receipt, Signed
+from spes_p2p.protocol.messages import Evidence, Receipt, Signed
 from spes_p2p.protocol.params import MAX_VIEWS_AHEAD
 from spes_p2p.protocol.statements import Item
 from spes_p2p.protocol.transition import Transition
