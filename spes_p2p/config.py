@@ -175,6 +175,11 @@ class ProtocolConfig(Frozen):
         return 10 if self.admission == "open" else 1
 
     @property
+    def recovers_by_itself(self) -> bool:
+        """Whether a holder of the recovery key makes a new epoch without being asked."""
+        return self.auto_recover if self.auto_recover is not None else self.admission != "open"
+
+    @property
     def weighted_by_tokens(self) -> bool:
         """Whether means are weighted by tokens."""
         if self.mean_weight is not None:

@@ -333,7 +333,7 @@ class Driver:
         self.tally.rounds_adopted += 1
         self._tools.sync.adopted(effect)
         journal = self._tools.journal
-        closed = f"{body.epoch:06d}/{body.round + 1:010d}/"
+        closed = f"{effect.head.epoch:06d}/{effect.head.height:010d}/"
         await asyncio.to_thread(lambda: journal.prune([key for key in journal.scan() if key < closed]))
         self.rounds.load()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
-from spes_p2p.protocol.body import Body
+from spes_p2p.protocol.body import Body, base_of
 from spes_p2p.protocol.codec import bits, body_hash
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import Cuts, KnownCut
@@ -28,6 +28,8 @@ class KnownBody:
     merge_lists: bytes
     received_at_ms: int
     sources: list[PeerId] = field(default_factory=list)
+    foreign: bool = False
+    """It builds on another tip than this voter's, who cannot judge it."""
     derived: bool = False
     """It equals the pure function of (certificate, cut)."""
     supported: bool = False
@@ -61,6 +63,7 @@ class Bodies:
             if len(merge_lists) and not body.merge_alpha:
                 raise RemoteProtocolError(None, "merge lists without a merge")
             known = KnownBody(body, identity, merge_lists, self._context.now_ms)
+            known.foreign = base_of(body) != self._context.terms.head.hash
             self.known[identity] = known
             self._context.found(Ref(RefKind.BODY, identity, NO_DIGEST))
         for source in sources:
@@ -75,7 +78,7 @@ class Bodies:
 
     def examine(self, known: KnownBody) -> None:
         """Go on with the objective checks as far as what is held allows."""
-        if known.problem is not None:
+        if known.problem is not None or known.foreign:
             return
         cut = self.cut_of(known)
         if cut is None:

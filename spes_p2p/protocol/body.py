@@ -9,7 +9,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from spes_p2p.ids import Digest
 from spes_p2p.protocol.wire import (
+    NO_DIGEST,
     Bitmap,
     Count,
     Float64,
@@ -111,9 +113,12 @@ class Body(Wire, frozen=True, tag="body"):
     epoch: Count
     round: Count
     prev: Hash
-    via: Annotated[tuple[Hash, ...], Meta(max_length=16)]
-    """Tentative certificates that this one makes final."""
+    """Of a final certificate: the final one before; of a tentative one: the certificate that it builds on."""
+    via: Hash
+    """The tentative certificate that a final one builds on, and makes final with all before it; NO_DIGEST: none."""
     final: bool
+    side: Bitmap
+    """Of a tentative certificate: the voters that made it, bit i for the i-th; empty if final."""
     seed: Hash
     cut: Hash
     entries: Annotated[tuple[Entry, ...], Meta(max_length=4096)]
@@ -147,6 +152,11 @@ class Body(Wire, frozen=True, tag="body"):
     tokens: Count
     loss_micronats: Count
     """Token-weighted mean training loss of the accepted updates."""
+
+
+def base_of(body: Body) -> Digest:
+    """Hash of the certificate that a body builds on."""
+    return body.prev if body.via == NO_DIGEST else body.via
 
 
 class Certificate(Wire, frozen=True, tag="certificate"):

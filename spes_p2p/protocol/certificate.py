@@ -9,14 +9,14 @@ from spes_p2p.ids import Digest, PeerId
 from spes_p2p.ports import Verifier
 from spes_p2p.protocol.body import Body, Certificate
 from spes_p2p.protocol.codec import bitmap, bits, body_hash, encode
-from spes_p2p.protocol.head import Head, Terms, next_head
+from spes_p2p.protocol.head import Head, Terms, may_go_on, next_head, side_of
 from spes_p2p.protocol.messages import QuorumCertificate, Signed, Vote
 from spes_p2p.protocol.transition import merge_root
 from spes_p2p.protocol.wire import Step
 
 
 def _vote_bytes(terms: Terms, view: int, step: Step, body: Digest, held: bool) -> bytes:
-    vote = Vote(terms.head.run.run_id, terms.head.epoch, terms.round, view, step, body, held)
+    vote = Vote(terms.head.run.run_id, terms.head.epoch, terms.ballot_round, view, step, body, held, terms.branch)
     return encode(vote)
 
 
@@ -36,11 +36,23 @@ def _check_signatures(
             raise RemoteProtocolError(terms.voters[index], "a vote in a quorum has a wrong signature")
 
 
+def certificate_terms(head: Head, body: Body) -> Terms:
+    """Roles of the round that a certificate on top of `head` ends. Raises RemoteProtocolError for an impossible side."""
+    if body.final:
+        return Terms(head)
+    side = side_of(head, body.side)
+    if not may_go_on(head, side):
+        raise RemoteProtocolError(None, "a tentative certificate of voters that may not make one")
+    return Terms(head, side)
+
+
 def verify_certificate(terms: Terms, certificate: Certificate, verifier: Verifier) -> Head:
     """The head after it. Raises RemoteProtocolError unless a quorum of this round's voters precommitted the body."""
     body = certificate.body
     if (body.run, body.epoch, body.round) != (terms.head.run.run_id, terms.head.epoch, terms.round):
         raise RemoteProtocolError(None, f"a certificate of another run or round than {terms.round}")
+    if body.final == terms.tentative or body.side != terms.side_bitmap:
+        raise RemoteProtocolError(None, "a certificate of another side")
     payload = _vote_bytes(terms, certificate.view, Step.PRECOMMIT, body_hash(body), False)
     _check_signatures(terms, certificate.voters, certificate.signatures, {False: payload}, frozenset(), verifier)
     head = next_head(terms.head, body)

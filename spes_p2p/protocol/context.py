@@ -1,7 +1,9 @@
 """What the parts of the round machine share: time, identity, the terms of the round, and the way out.
 
-`Context.sign_once` keeps promises: a slot is signed once, journalled in the same batch of effects, and after a restart
-the journalled bytes are sent again instead of new ones.
+`sign_once` keeps promises: a slot is signed once, journalled in the same batch of effects, and after a restart the
+journalled bytes are sent again instead of new ones. Entries are kept for a height. What may be promised once on a tip is
+under the round and its tip, what may be promised once in a ballot under the ballot, which for the final voting lasts
+over all tentative rounds of the height; an update is under the certificate that it builds on.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from spes_p2p.ports import Signer, Verifier
 from spes_p2p.protocol.codec import decode_signed, encode, sign
 from spes_p2p.protocol.effects import Effect, Notify, Persist
 from spes_p2p.protocol.head import Terms
-from spes_p2p.protocol.messages import Ref, Signed, SignedBody, Want
+from spes_p2p.protocol.messages import CutAnnouncement, Proposal, Ref, Signed, SignedBody, ViewChange, Vote, Want
 from spes_p2p.protocol.outbox import Outbox
 from spes_p2p.protocol.wire import Wire
 
@@ -25,6 +27,44 @@ class _Wanted:
     sources: list[PeerId]
     next_source: int
     due_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Promises:
+    """The journal under one prefix."""
+
+    context: Context
+    prefix: str
+
+    def entries(self) -> dict[str, bytes]:
+        """What was journalled, by slot, sorted."""
+        journal = self.context.journal
+        return {key.removeprefix(self.prefix): journal[key] for key in sorted(journal) if key.startswith(self.prefix)}
+
+    def get(self, slot: str) -> bytes | None:
+        """One entry."""
+        return self.context.journal.get(self.prefix + slot)
+
+    def persist(self, slot: str, data: bytes) -> None:
+        """Journal an entry."""
+        key = self.prefix + slot
+        if self.context.journal.get(key) != data:
+            self.context.journal[key] = data
+            self.context.emit(Persist(entries={key: data}))
+
+    def promised(self, slot: str) -> Signed | None:
+        """What was signed for a slot, before a restart or after it."""
+        data = self.get(f"signed/{slot}")
+        return None if data is None else decode_signed(data)
+
+    def sign_once(self, slot: str, body: SignedBody) -> Signed:
+        """Sign for a slot, or return what was signed for it before."""
+        before = self.promised(slot)
+        if before is not None:
+            return before
+        signed = sign(self.context.signer, body)
+        self.persist(f"signed/{slot}", encode(signed))
+        return signed
 
 
 @dataclass(slots=True)
@@ -61,9 +101,30 @@ class Context:
         return self.me in self.terms.members
 
     @property
+    def height_key(self) -> str:
+        """Prefix of all journal entries of the height."""
+        return f"{self.terms.head.epoch:06d}/{self.terms.height:010d}/"
+
+    @property
     def key(self) -> str:
-        """Prefix of this round's journal entries."""
-        return f"{self.terms.head.epoch:06d}/{self.terms.round:010d}/"
+        """Prefix of the journal entries of this round on this tip."""
+        return f"{self.height_key}{self.terms.round:010d}-{self.terms.head.hash.hex()[:16]}/"
+
+    @property
+    def ballot(self) -> Promises:
+        """Promises of the ballot: of the height, or of this tentative attempt."""
+        attempt = self.terms.branch.hex()[:16]
+        return Promises(self, f"{self.key}side-{attempt}/" if attempt else f"{self.height_key}ballot/")
+
+    def updates_on(self, base: Digest) -> Promises:
+        """Promises about the update that builds on a certificate."""
+        return Promises(self, f"{self.height_key}on-{base.hex()[:16]}/")
+
+    def in_ballot(self, body: CutAnnouncement | Proposal | Vote | ViewChange) -> bool:
+        """Whether a message belongs to the ballot that is open here."""
+        terms = self.terms
+        expected = (terms.head.run.run_id, terms.head.epoch, terms.ballot_round, terms.branch)
+        return (body.run, body.epoch, body.round, body.branch) == expected
 
     def emit(self, effect: Effect) -> None:
         """Give the shell something to do."""
@@ -74,25 +135,16 @@ class Context:
         self.emit(Notify(level=level, text=text))
 
     def persist(self, slot: str, data: bytes) -> None:
-        """Journal an entry of this round."""
-        key = self.key + slot
-        if self.journal.get(key) != data:
-            self.journal[key] = data
-            self.emit(Persist(entries={key: data}))
+        """Journal an entry of this round on this tip."""
+        Promises(self, self.key).persist(slot, data)
 
     def promised(self, slot: str) -> Signed | None:
-        """What was signed for a slot of this round, before a restart or after it."""
-        data = self.journal.get(f"{self.key}signed/{slot}")
-        return None if data is None else decode_signed(data)
+        """What was signed for a slot of this round on this tip, before a restart or after it."""
+        return Promises(self, self.key).promised(slot)
 
     def sign_once(self, slot: str, body: SignedBody) -> Signed:
-        """Sign for a slot, or return what was signed for it before."""
-        before = self.promised(slot)
-        if before is not None:
-            return before
-        signed = sign(self.signer, body)
-        self.persist(f"signed/{slot}", encode(signed))
-        return signed
+        """Sign for a slot of this round on this tip, or return what was signed for it before."""
+        return Promises(self, self.key).sign_once(slot, body)
 
     def send(self, peers: Iterable[PeerId], message: Wire) -> None:
         """Send to all of them but this peer, repeated until confirmed."""
@@ -105,6 +157,13 @@ class Context:
                 send = self.outbox.add(peer, data, round_number=self.terms.round, now_ms=self.now_ms)
                 if send is not None:
                     self.emit(send)
+
+    def send_once(self, peers: Iterable[PeerId], message: Wire) -> None:
+        """Send to all of them but this peer, not repeated: the next one says more."""
+        data = encode(message)
+        for peer in peers:
+            if peer != self.me:
+                self.emit(self.outbox.once(peer, data))
 
     def want(self, ref: Ref, sources: Iterable[PeerId]) -> None:
         """Ask for an object until `found`: one source at a time, the next after each `resend`.
@@ -146,7 +205,7 @@ class Context:
         self.emit(send)
 
     def restore(self, journal: Mapping[str, bytes]) -> None:
-        """Take over the journal entries of this round after a restart."""
+        """Take over the journal entries of this height, after a restart or from its earlier rounds."""
         if self.journal:
             raise LocalProtocolError("the journal is restored before anything is signed")
-        self.journal.update({key: data for key, data in journal.items() if key.startswith(self.key)})
+        self.journal.update({key: data for key, data in journal.items() if key.startswith(self.height_key)})

@@ -13,7 +13,7 @@ from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.evidence import conflicting
 from spes_p2p.protocol.messages import CutAnnouncement, CutMessage, Ref, Signed
 from spes_p2p.protocol.params import MAX_VIEWS_AHEAD
-from spes_p2p.protocol.statements import Item, Slot, check_cut, item_sort_key
+from spes_p2p.protocol.statements import TENTATIVE_KINDS, Item, Slot, check_cut, item_sort_key
 from spes_p2p.protocol.transition import Transition, advance
 from spes_p2p.protocol.updates import Held, Updates
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, RefKind
@@ -45,7 +45,7 @@ class Cuts:
         """Per view, the leader's announcement."""
         self.announced_at_ms: dict[int, int] = {}
         self.view = -1
-        """The open view, as `voting` sees it: how far ahead announcements are kept."""
+        """The open view, as `voting` sees it, or the one to begin with: how far ahead announcements are kept."""
 
     # --- timing ------------------------------------------------------------------------------------------------------
 
@@ -71,13 +71,13 @@ class Cuts:
             due = min(due, half_at + protocol.train_grace_ms)
         return max(due, training_ended_at_ms)
 
-    def leader_may_cut(self, view0_began_at_ms: int) -> bool:
-        """Whether the leader of view 0 cuts now."""
+    def leader_may_cut(self, first_view_began_at_ms: int) -> bool:
+        """Whether the leader of the round's first view cuts now."""
         context = self._context
         age = context.now_ms - context.opened_at_ms
         if age < context.terms.config.protocol.round_min and not self.all_live_in():
             return False
-        if context.now_ms >= view0_began_at_ms + context.terms.transfer_budget_ms:
+        if context.now_ms >= first_view_began_at_ms + context.terms.transfer_budget_ms:
             return True
         return all(held.receipt is not None for held in self._updates.manifests())
 
@@ -100,6 +100,8 @@ class Cuts:
         for (kind, peer, _), held in self._updates.slots.items():
             if kind is ItemKind.UPDATE or (kind is ItemKind.ALIVE and peer in covered):
                 continue
+            if terms.tentative and kind not in TENTATIVE_KINDS:
+                continue
             entries.append(CutItem(kind, held.signed.peer, held.hash, NO_DIGEST))
         items = tuple(sorted(entries, key=item_sort_key))
         return Cut(terms.head.run.run_id, terms.head.epoch, terms.round, items)
@@ -114,8 +116,10 @@ class Cuts:
         """Sign a cut as leader of a view; what was signed before a restart is signed again."""
         context = self._context
         head = context.terms.head
-        body = CutAnnouncement(head.run.run_id, head.epoch, context.terms.round, view, cut_hash(cut))
-        return CutMessage(context.sign_once(f"cut/{view}", body), cut)
+        body = CutAnnouncement(
+            head.run.run_id, head.epoch, context.terms.ballot_round, view, cut_hash(cut), context.terms.branch
+        )
+        return CutMessage(context.ballot.sign_once(f"cut/{view}", body), cut)
 
     def newest_complete(self) -> Cut | None:
         """The newest cut known, if it names every item that is held."""
@@ -127,10 +131,10 @@ class Cuts:
     def add(self, message: CutMessage, sender: PeerId) -> KnownCut | None:
         """A cut with its leader's signature; None if it is not kept. Raises RemoteProtocolError."""
         context, signed = self._context, message.announcement
-        body, head = signed.body, context.terms.head
+        body = signed.body
         if not isinstance(body, CutAnnouncement) or body.cut != cut_hash(message.cut):
             raise RemoteProtocolError(sender, "a cut that its announcement does not name")
-        if (body.run, body.epoch, body.round) != (head.run.run_id, head.epoch, context.terms.round):
+        if not context.in_ballot(body):
             raise RemoteProtocolError(signed.peer, "a cut announced for another round")
         if signed.peer != context.terms.leader(body.view):
             raise RemoteProtocolError(signed.peer, f"a cut by a peer that does not lead view {body.view}")
@@ -144,6 +148,8 @@ class Cuts:
                 return None  # a second cut of one view counts only if a vote or a quorum certificate names it
             self.announced.setdefault(body.view, signed)
             self.announced_at_ms.setdefault(body.view, context.now_ms)
+        if message.cut.round != context.terms.round:
+            return None  # for another tip: this voter cannot judge it
         return self.learn(message.cut, (signed.peer, sender))
 
     def learn(self, cut: Cut, sources: Iterable[PeerId]) -> KnownCut:
@@ -209,6 +215,8 @@ class Cuts:
             elif kind is ItemKind.ALIVE:
                 if peer not in present:
                     found.append("alive")
+            elif self._context.terms.tentative and kind not in TENTATIVE_KINDS:
+                continue
             elif (kind, peer, 0) not in named:
                 found.append(kind.name.lower())
         return found

@@ -40,6 +40,8 @@ class StateReady:
     """The state after the certificate of `round` - 1 is on disk here."""
 
     round: int
+    head: Digest | None = None
+    """That certificate's hash; None: whichever is the tip."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +53,13 @@ class Trained:
     steps: int
     loss_micronats: int
     pieces: tuple[Piece, ...]
+    base: Digest | None = None
+    """`Train.base`; None: whichever certificate of `round` - 1 is on this branch."""
 
 
-def nothing_trained(round_number: int) -> Trained:
+def nothing_trained(round_number: int, base: Digest | None = None) -> Trained:
     """A `Trained` of a peer that gives nothing in this round."""
-    return Trained(round=round_number, tokens=0, steps=0, loss_micronats=0, pieces=())
+    return Trained(round=round_number, tokens=0, steps=0, loss_micronats=0, pieces=(), base=base)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +128,13 @@ class HandoverTaken:
     handover: Digest
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverWanted:
+    """The operator wants a new epoch with these members and this peer, where no quorum answers."""
+
+    keep: tuple[PeerId, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Nothing but time."""
@@ -142,6 +153,7 @@ Input: TypeAlias = (
     | PeersKnown
     | LeaveWanted
     | HandoverTaken
+    | RecoverWanted
     | Tick
 )
 
@@ -170,6 +182,8 @@ class Train:
 
     round: int
     inner_steps: int
+    base: Digest | None = None
+    """Hash of the certificate that the training begins from; goes back in `Trained`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +247,7 @@ class CheckRanking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopt:
-    """A certificate is final here: store it, load the state it made, answer `StateReady(round + 1)`."""
+    """A certificate, final or tentative, is the tip here: store it, load its state, answer `StateReady(round + 1)`."""
 
     certificate: Certificate
     head: Head
@@ -241,11 +255,25 @@ class Adopt:
     """Who is likely to hold the blobs it names."""
     handovers: tuple[tuple[PeerId, Digest, int], ...]
     """(leaver, hand-over blob, its bytes) of the cut."""
+    abandoned: tuple[Digest, ...] = ()
+    """Tentative certificates that were on this peer's branch and are not before `head`: no longer to be served. What
+    they made of this peer's own work is void: residuals become 0, masters the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoBack:
+    """The tip is an earlier certificate again, which was adopted before: load its state, answer `StateReady`."""
+
+    head: Head
+    holders: tuple[PeerId, ...]
+    abandoned: tuple[Digest, ...]
+    """As in `Adopt`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serve:
-    """Answer a peer that is far behind with the stored certificate of this round."""
+    """Answer a peer that is far behind with the stored certificate of this round, tentative ones of this peer's own
+    chain included."""
 
     to: PeerId
     round: int
@@ -283,6 +311,7 @@ Effect: TypeAlias = (
     | RankExperts
     | CheckRanking
     | Adopt
+    | GoBack
     | Serve
     | UpdateRefused
     | Left

@@ -1,9 +1,12 @@
 """Proof that a peer signed two different statements for one slot.
 
-Slots: one update per base round, one cut and one proposal per view (as its leader), one vote per view and step.
+Slots: one update per round and certificate that it builds on, one cut and one proposal per view (as its leader), one
+vote per view and step. A tentative attempt has views of its own: its votes never count in a final quorum.
 """
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import PeerId
@@ -12,16 +15,20 @@ from spes_p2p.protocol.codec import check_signature, decode_signed
 from spes_p2p.protocol.messages import CutAnnouncement, Evidence, Manifest, Proposal, Signed, Vote
 
 
-def exclusive_slot(signed: Signed) -> tuple[str, int, int, int, int] | None:
-    """(tag, epoch, round, view, step) that a peer may fill once only; None for statements that may be repeated."""
+ExclusiveSlot: TypeAlias = tuple[str, int, int, bytes, int, int]
+"""Tag, epoch, round, branch (of an update: the certificate that it builds on), view, step."""
+
+
+def exclusive_slot(signed: Signed) -> ExclusiveSlot | None:
+    """The slot that a peer may fill once only; None for statements that may be repeated."""
     body = signed.body
     match body:
         case Manifest():
-            return body.tag, body.epoch, body.round, 0, 0
+            return body.tag, body.epoch, body.round, body.prev, 0, 0
         case CutAnnouncement() | Proposal():
-            return body.tag, body.epoch, body.round, body.view, 0
+            return body.tag, body.epoch, body.round, body.branch, body.view, 0
         case Vote():
-            return body.tag, body.epoch, body.round, body.view, body.step
+            return body.tag, body.epoch, body.round, body.branch, body.view, body.step
         case _:
             return None
 

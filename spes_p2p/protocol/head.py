@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from spes_p2p.config import RunConfig
-from spes_p2p.digests import digest_of_list
+from spes_p2p.digests import digest, digest_of_list
 from spes_p2p.errors import LocalProtocolError, RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId, RunId
 from spes_p2p.protocol import election
 from spes_p2p.protocol.body import BlobShare, Body
-from spes_p2p.protocol.codec import FLOAT_BYTES, body_hash, run_id, unpack_float
+from spes_p2p.protocol.codec import FLOAT_BYTES, bitmap, bits, body_hash, run_id, unpack_float
 from spes_p2p.protocol.messages import RunManifest
 from spes_p2p.protocol.params import (
     LATE_ROUNDS,
+    MIN_BYZANTINE_VOTERS,
     PieceSizes,
     expert_acks,
     faults,
@@ -28,7 +29,7 @@ from spes_p2p.protocol.params import (
     transfer_budget_ms,
 )
 from spes_p2p.protocol.state import LeaseRow, RosterRow, ShardRow, State, apply_deltas
-from spes_p2p.protocol.wire import NO_DIGEST
+from spes_p2p.protocol.wire import NO_DIGEST, ItemKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The adopted certificate and the state it made."""
+    """The adopted certificate and the state it made. A *height* is everything after one final certificate."""
 
     run: Run
     hash: Digest
@@ -63,6 +64,16 @@ class Head:
     """Shards whose row this certificate changed: an update of each is in its cut."""
     recent: tuple[tuple[int, Digest], ...] = ()
     """(round, certificate hash) of the newest certificates, this one included: the fencing tokens that are valid."""
+    present: frozenset[PeerId] = frozenset()
+    """Members with an item in this certificate's cut; at genesis all founders."""
+    tokens: int = 0
+    """Of the accepted updates."""
+    side: tuple[PeerId, ...] = ()
+    """The voters that made a tentative certificate, by peer id; empty: this one is final."""
+    base: Head | None = field(default=None, compare=False, repr=False)
+    """What a tentative certificate builds on."""
+    trunk: Head | None = field(default=None, compare=False, repr=False)
+    """The last final certificate before a tentative one."""
 
     @property
     def psi_digest(self) -> Digest:
@@ -72,6 +83,36 @@ class Head:
     def receivers(self) -> tuple[bool, ...]:
         """Per shard: whether an update of it is in this certificate, so that a merge changes it."""
         return tuple(row.shard in self.delivered for row in self.state.shards)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a quorum of all voters made it; else it is tentative."""
+        return self.trunk is None
+
+    @property
+    def last_final(self) -> Head:
+        """The last final certificate: this one, or the one that the branch begins at."""
+        return self if self.trunk is None else self.trunk
+
+    @property
+    def height(self) -> int:
+        """Round after the last final certificate: number of the final voting that is open."""
+        return self.last_final.round + 1
+
+    @property
+    def num_tentative(self) -> int:
+        """Tentative certificates after the last final one, this one included."""
+        return self.round - self.last_final.round
+
+    @property
+    def branch(self) -> tuple[Head, ...]:
+        """The tentative certificates after the last final one, oldest first, this one included."""
+        found: list[Head] = []
+        head: Head | None = self
+        while head is not None and head.trunk is not None:
+            found.append(head)
+            head = head.base
+        return tuple(reversed(found))
 
 
 def psi_digest(parts: tuple[Digest, ...]) -> Digest:
@@ -104,23 +145,33 @@ def genesis_head(manifest: RunManifest, sizes: PieceSizes) -> Head:
         global_step=0,
         data_cursor=0,
         recent=((0, Digest(identity)),),
+        present=frozenset(manifest.founders),
     )
 
 
 def next_head(head: Head, body: Body) -> Head:
     """Head after a certified body that extends `head`. Raises RemoteProtocolError if it does not extend it."""
-    if (body.run, body.epoch, body.round, body.prev) != (head.run.run_id, head.epoch, head.round + 1, head.hash):
+    trunk = head.last_final
+    recovers = body.final and body.epoch == head.epoch + 1
+    if body.final:
+        links = (trunk.hash, NO_DIGEST if head.is_final else head.hash)
+    else:
+        links = (head.hash, NO_DIGEST)
+    if (body.run, body.round, body.prev, body.via) != (head.run.run_id, head.round + 1, *links) or (
+        body.epoch != head.epoch and not recovers
+    ):
         raise RemoteProtocolError(None, f"body of round {body.round} does not extend round {head.round}")
     if len(body.merge_alpha) not in (0, FLOAT_BYTES):
         raise RemoteProtocolError(None, "the merge alpha is no float64")
     identity = body_hash(body)
+    state = apply_deltas(head.state, body)
     return Head(
         run=head.run,
         hash=identity,
         round=body.round,
         epoch=body.epoch,
         seed=body.seed,
-        state=apply_deltas(head.state, body),
+        state=state,
         parts=body.parts,
         inner_steps=body.inner_steps,
         global_step=body.global_step,
@@ -129,14 +180,52 @@ def next_head(head: Head, body: Body) -> Head:
         merge_root=body.merge_root,
         delivered=tuple(change.shard for change in body.shard_delta),
         recent=(*head.recent, (body.round, identity))[-(LATE_ROUNDS + 1) :],
+        present=frozenset(state.members) if recovers else _present(head, body) & frozenset(state.members),
+        tokens=body.tokens,
+        side=() if body.final else side_of(head, body.side),
+        base=None if body.final else head,
+        trunk=None if body.final else trunk,
     )
+
+
+def _present(head: Head, body: Body) -> frozenset[PeerId]:
+    """Peers with an item of any kind but evidence in the cut behind a body."""
+    peers = (*head.state.members, *body.newcomers)
+    places = [entry.who for entry in body.entries if entry.kind is not ItemKind.EVIDENCE]
+    if any(place >= len(peers) for place in places):
+        raise RemoteProtocolError(None, "an entry of the body names nobody")
+    return frozenset(peers[place] for place in places)
+
+
+def side_of(head: Head, side: bytes) -> tuple[PeerId, ...]:
+    """The voters that a bitmap names, by peer id. Raises RemoteProtocolError for a malformed bitmap."""
+    voters = head.last_final.state.voters
+    return tuple(voters[index] for index in sorted(bits(side, len(voters))))
+
+
+def may_go_on(head: Head, side: tuple[PeerId, ...]) -> bool:
+    """Whether these voters may make a tentative certificate on top of `head`.
+
+    At least f + 1, so that one of them is honest; fewer than a quorum, which would make final ones; and, where there
+    are 4 voters or more, only so many after a final certificate.
+    """
+    voters = head.last_final.state.voters
+    enough = faults(len(voters)) < len(side) < quorum(len(voters)) and set(side) <= set(voters)
+    few = len(voters) < MIN_BYZANTINE_VOTERS or head.num_tentative < head.run.config.protocol.max_tentative
+    return enough and few
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Roles and thresholds of the round that follows a head."""
+    """Roles and thresholds of the round that follows a head.
+
+    Without a `side` the round may end with a final certificate: its *ballot* is that of the height, which lasts over
+    all tentative certificates after one final. With a side it is a tentative attempt of these voters alone, and the
+    ballot is its own.
+    """
 
     head: Head
+    side: tuple[PeerId, ...] = ()
     round: int = field(init=False)
     seed: Digest = field(init=False)
 
@@ -151,25 +240,65 @@ class Terms:
         """The run's configuration."""
         return self.head.run.config
 
+    @property
+    def tentative(self) -> bool:
+        """Whether this is a tentative attempt."""
+        return bool(self.side)
+
+    @property
+    def height(self) -> int:
+        """Round after the last final certificate."""
+        return self.head.height
+
+    @property
+    def ballot_round(self) -> int:
+        """What votes and the like name as their round: the height, or the round of a tentative attempt."""
+        return self.round if self.tentative else self.height
+
+    @cached_property
+    def side_bitmap(self) -> bytes:
+        """The side over all voters; empty for a final ballot."""
+        if not self.tentative:
+            return b""
+        voters = self.all_voters
+        return bitmap({place for place, peer in enumerate(voters) if peer in self.side}, len(voters))
+
+    @cached_property
+    def branch(self) -> bytes:
+        """Name of the tentative attempt; empty for a final ballot."""
+        return digest("spes branch", self.head.hash, self.side_bitmap) if self.tentative else b""
+
     @cached_property
     def members(self) -> tuple[PeerId, ...]:
         """The roster, by peer id."""
         return self.head.state.members
 
     @cached_property
-    def voters(self) -> tuple[PeerId, ...]:
-        """By peer id; bit i of a voter bitmap is the i-th."""
+    def all_voters(self) -> tuple[PeerId, ...]:
+        """The voters of the height, by peer id."""
         return self.head.state.voters
 
     @cached_property
+    def voters(self) -> tuple[PeerId, ...]:
+        """Who votes in this ballot, by peer id; bit i of a voter bitmap is the i-th."""
+        return self.side or self.all_voters
+
+    @cached_property
     def eligible(self) -> tuple[PeerId, ...]:
-        """Who acknowledges and aggregates, by peer id."""
-        return election.eligible(self.seed, self.voters, self.members)
+        """Who acknowledges and aggregates, by peer id. The silent voters of a tentative attempt do not, nor do members
+        that were not in the last cut."""
+        if not self.tentative:
+            return election.eligible(self.seed, self.voters, self.members)
+        return election.eligible(self.seed, self.side, self.live - set(self.all_voters))
 
     @cached_property
     def leaders(self) -> tuple[PeerId, ...]:
-        """Order of leaders."""
-        return election.leaders(self.seed, self.voters)
+        """Order of leaders. That of the final voting stays the same for the whole height."""
+        trunk = self.head.last_final
+        if self.tentative or self.head.is_final:
+            return election.leaders(self.seed, self.voters)
+        seed = election.next_seed(trunk.run.run_id, self.height, trunk.seed, trunk.hash)
+        return election.leaders(seed, self.voters)
 
     @cached_property
     def aggregators(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -185,23 +314,23 @@ class Terms:
 
     @property
     def num_faults(self) -> int:
-        """f."""
-        return faults(len(self.voters))
+        """f, of all voters: a side may have all the liars among it."""
+        return faults(len(self.all_voters))
 
     @property
     def quorum(self) -> int:
-        """q."""
-        return quorum(len(self.voters))
+        """q; of a side also more than f."""
+        return max(quorum(len(self.voters)), self.num_faults + 1)
 
     @property
     def replicas(self) -> int:
         """Equal digests needed per part."""
-        return replicas(self.config.protocol, len(self.voters), len(self.eligible))
+        return replicas(self.config.protocol, len(self.all_voters), len(self.eligible))
 
     @property
     def expert_acks(self) -> int:
         """Acks of others for an expert blob."""
-        return expert_acks(len(self.voters), len(self.eligible))
+        return expert_acks(len(self.all_voters), len(self.eligible))
 
     @property
     def psi_acks(self) -> int:
@@ -219,7 +348,7 @@ class Terms:
             num_replicas=self.replicas,
         )
 
-    @cached_property
+    @property
     def live(self) -> frozenset[PeerId]:
         """Members with an item in the previous cut; in round 1 all founders."""
-        return frozenset(row.peer for row in self.head.state.roster if row.last_item_round == self.head.round)
+        return self.head.present

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from spes_p2p.ids import PeerId
 from spes_p2p.protocol.body import Certificate, Cut
-from spes_p2p.protocol.messages import BodyMessage, CutMessage, Message, Offer, ProposalMessage, Receipt, Signed, Want
+from spes_p2p.protocol.messages import (
+    BodyMessage,
+    CutAnnouncement,
+    CutMessage,
+    Message,
+    Offer,
+    Proposal,
+    ProposalMessage,
+    Receipt,
+    Signed,
+    ViewChange,
+    Vote,
+    Want,
+)
+from spes_p2p.protocol.params import MAX_PARKED_BYTES_PER_PEER, MAX_PARKED_PER_PEER
 
 MAX_KEPT_PER_PEER = 256
 MAX_KEPT_BYTES_PER_PEER = 4 << 20
@@ -32,6 +46,67 @@ def round_of(message: Message) -> int:
             return message.round
         case _:
             return -1
+
+
+def ballot_of(message: Message) -> tuple[int, bytes] | None:
+    """(round, branch) of the ballot that a message belongs to; None for those that belong to a round as a whole."""
+    match message:
+        case Signed(body=Vote() | ViewChange() as body):
+            return body.round, body.branch
+        case CutMessage(announcement=Signed(body=CutAnnouncement() as body)):
+            return body.round, body.branch
+        case ProposalMessage(proposal=Signed(body=Proposal() as body)):
+            return body.round, body.branch
+        case _:
+            return None
+
+
+def epoch_of(message: Message) -> int | None:
+    """The epoch that a message belongs to; None for those that belong to none."""
+    match message:
+        case Signed():
+            return message.body.epoch
+        case Receipt():
+            return max((ack.body.epoch for ack in message.acks), default=None)
+        case CutMessage():
+            return message.cut.epoch
+        case ProposalMessage() | BodyMessage():
+            return message.body.epoch
+        case Offer() | Want() | Cut():
+            return message.epoch
+        case _:
+            return None
+
+
+class Parked:
+    """Messages of other ballots of the open round, or of the height, bounded per sender."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, list[tuple[PeerId, bytes]]] = {}
+        self._used: dict[PeerId, tuple[int, int]] = {}
+
+    def keep(self, branch: bytes, sender: PeerId, data: bytes) -> None:
+        """Keep a message; beyond the bound it is dropped, and is sent again when its ballot is asked for."""
+        messages, size_bytes = self._used.get(sender, (0, 0))
+        if messages < MAX_PARKED_PER_PEER and size_bytes + len(data) <= MAX_PARKED_BYTES_PER_PEER:
+            self._used[sender] = (messages + 1, size_bytes + len(data))
+            self._kept.setdefault(branch, []).append((sender, data))
+
+    def take(self, branch: bytes) -> list[tuple[PeerId, bytes]]:
+        """Messages of a ballot that opens now."""
+        found = self._kept.pop(branch, [])
+        for sender, data in found:
+            messages, size_bytes = self._used[sender]
+            self._used[sender] = (messages - 1, size_bytes - len(data))
+        return found
+
+    def new_round(self, *, height: bool) -> None:
+        """Another round is open: tentative attempts of the old one are over; with the height the final ballot, too."""
+        final = [] if height else self._kept.get(b"", [])
+        self._kept.clear()
+        self._used.clear()
+        for sender, data in final:
+            self.keep(b"", sender, data)
 
 
 class Inbox:

@@ -64,22 +64,23 @@ class Leader:
 
     def _choose_cut(self, view: int) -> Cut | None:
         """The cut of this view; None: not yet."""
-        journalled = self._context.journal.get(f"{self._context.key}cut-body/{view}")
+        journalled = self._context.ballot.get(f"cut-body/{view}")
         if journalled is not None:
             before = decode(journalled)
-            return before if isinstance(before, Cut) else None
+            fits = isinstance(before, Cut) and before.round == self._context.terms.round
+            return before if isinstance(before, Cut) and fits else None  # for another tip: the view is lost
         if self._voting.qc is not None:
             known = self._bodies.known.get(self._voting.qc.body)
             cut = self._bodies.cut_of(known) if known is not None else None
             return cut.cut if cut is not None else None
-        if view == 0:
-            ready = self._cuts.leader_may_cut(self._voting.began_at_ms[0])
+        if view == self._voting.first:
+            ready = self._cuts.leader_may_cut(self._voting.began_at_ms[view])
             return self._cuts.make() if ready else None
         return self._cuts.newest_complete() or self._cuts.make()
 
     def _name(self, view: int, cut: Cut) -> None:
         context = self._context
-        context.persist(f"cut-body/{view}", encode(cut))
+        context.ballot.persist(f"cut-body/{view}", encode(cut))
         message = self._cuts.announce(view, cut)
         self.num_cuts += 1
         self._cuts.add(message, context.me)
@@ -87,7 +88,7 @@ class Leader:
 
     def _choose_body(self, view: int) -> KnownBody | None:
         """The body of this view; None: not yet."""
-        promised = self._context.promised(f"proposal/{view}")
+        promised = self._context.ballot.promised(f"proposal/{view}")
         if promised is not None and isinstance(promised.body, Proposal):
             return self._bodies.known.get(promised.body.body)
         if self._voting.qc is not None:

@@ -54,12 +54,13 @@ def next_leases(
     """
     members = {row.peer for row in roster}
     kept: dict[int, list[Tenure]] = {}
-    for row in terms.head.state.leases:
+    now = terms.round if terms.tentative else terms.height  # tentative rounds age no lease of the final chain
+    for row in _leases_before(terms):
         kept[row.shard] = []
         for owner in row.owners:
             peer = PeerId(bytes_of(owner))
             last = terms.round if peer in delivered.get(row.shard, frozenset()) else owner.last
-            if peer in members and terms.round - max(owner.begun, last) < terms.config.protocol.lease_rounds:
+            if peer in members and now - max(owner.begun, last) < terms.config.protocol.lease_rounds:
                 kept[row.shard].append(Tenure(peer, owner.begun, last))
     table = _Table(terms, roster, kept)
     served = set()
@@ -79,6 +80,22 @@ def next_leases(
             served.add(peer)
     leases = tuple(LeaseRow(shard, tuple(owners)) for shard, owners in sorted(table.leases.items()))
     return leases, frozenset(served)
+
+
+def _leases_before(terms: Terms) -> tuple[LeaseRow, ...]:
+    """The leases that a cut changes: a final one those of the last final certificate. What tentative ones granted or
+    took is void, but that an owner delivered meanwhile counts."""
+    tip = terms.head
+    if terms.tentative or tip.is_final:
+        return tip.state.leases
+    rows = []
+    for before, row in zip(tip.last_final.state.leases, tip.state.leases, strict=True):
+        last = {bytes_of(owner): owner.last for owner in row.owners}
+        owners = (
+            Tenure(owner.who, owner.begun, max(owner.last, last.get(bytes_of(owner), 0))) for owner in before.owners
+        )
+        rows.append(LeaseRow(row.shard, tuple(owners)))
+    return tuple(rows)
 
 
 def _make_room(table: _Table, peer: PeerId) -> None:

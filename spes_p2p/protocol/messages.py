@@ -11,7 +11,9 @@ from msgspec import Meta
 
 from spes_p2p.protocol.body import Body, Certificate, Cut
 from spes_p2p.protocol.wire import (
+    NO_DIGEST,
     Bitmap,
+    Branch,
     Count,
     Float64,
     Hash,
@@ -183,8 +185,11 @@ class CutAnnouncement(Wire, frozen=True, tag="cut-by"):
     run: Run
     epoch: Count
     round: Count
+    """Of this and the other messages of a ballot: the height, or the round of a tentative attempt."""
     view: Count
     cut: Hash
+    branch: Branch = b""
+    """Of this and the other messages of a ballot: empty, or the name of the tentative attempt (`branch_of`)."""
 
 
 class PartDigest(Wire, frozen=True, tag="part"):
@@ -220,6 +225,7 @@ class Proposal(Wire, frozen=True, tag="proposal"):
     view: Count
     body: Hash
     qc: QuorumCertificate | None
+    branch: Branch = b""
 
 
 class Vote(Wire, frozen=True, tag="vote"):
@@ -234,6 +240,7 @@ class Vote(Wire, frozen=True, tag="vote"):
     body: Hash
     """NO_DIGEST: nil."""
     held: bool
+    branch: Branch = b""
 
 
 class ViewChange(Wire, frozen=True, tag="view"):
@@ -245,6 +252,25 @@ class ViewChange(Wire, frozen=True, tag="view"):
     round: Count
     view: Count
     qc: QuorumCertificate | None
+    branch: Branch = b""
+
+
+class Side(Wire, frozen=True, tag="side"):
+    """Which voters its author hears while others are silent, and whom it goes on with."""
+
+    tag: ClassVar[str] = "side"
+    run: Run
+    epoch: Count
+    round: Count
+    height: Count
+    """Round after the author's last final certificate: the bitmaps are over its voters."""
+    tip: Hash
+    """The certificate that the author builds on."""
+    heard: Bitmap
+    side: Bitmap
+    """The voters of the author's tentative attempt; empty: it takes part in the final voting."""
+    asks: bool
+    """Answered with the receiver's own."""
 
 
 Statement: TypeAlias = Manifest | Alive | Join | Leave | Claim | Evidence
@@ -262,6 +288,7 @@ SignedBody: TypeAlias = (
     | Proposal
     | Vote
     | ViewChange
+    | Side
 )
 
 
@@ -334,6 +361,10 @@ class TipAsk(Wire, frozen=True, tag="tip"):
 
     epoch: Count
     round: Count
+    final_round: Count = 0
+    """Of the sender's last final certificate."""
+    tip: Hash = NO_DIGEST
+    """The certificate that the sender builds on; NO_DIGEST: whichever the receiver has of `round` - 1."""
 
 
 class HandoverDone(Wire, frozen=True, tag="handover"):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.bodies import Bodies
 from spes_p2p.protocol.body import Body, Cut, Entry
-from spes_p2p.protocol.codec import body_hash, check_signature, cut_hash, decode, encode
+from spes_p2p.protocol.codec import body_hash, check_signature, cut_hash, decode, encode, statement_hash
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import Cuts
 from spes_p2p.protocol.effects import Input
@@ -36,7 +37,6 @@ from spes_p2p.protocol.messages import (
     Vote,
     Want,
 )
-from spes_p2p.protocol.params import LATE_ROUNDS
 from spes_p2p.protocol.parts import Parts
 from spes_p2p.protocol.updates import Held, History, Updates
 from spes_p2p.protocol.voting import Voting
@@ -47,6 +47,27 @@ _MAX_OFFERS_PER_PEER = 2048
 
 _MAX_ANSWERED_REFS = 64
 """Objects sent for one `Want`, which costs its sender far less than they do; honest ones ask for one at a time."""
+
+
+def served(body: Body) -> frozenset[Digest]:
+    """Statements that a certificate serves for good."""
+    carried = {remark.entry for remark in body.carried}
+    return frozenset(
+        entry.statement
+        for place, entry in enumerate(body.entries)
+        if place not in carried and entry.kind is not ItemKind.ALIVE
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stash:
+    """What one ballot of a round leaves to the next on the same tip."""
+
+    tip: Digest
+    statements: dict[Digest, Held]
+    receipts: dict[Digest, Receipt]
+    cuts: dict[Digest, Cut]
+    digests: dict[Digest, Signed]
 
 
 class OpenRound:
@@ -64,20 +85,62 @@ class OpenRound:
         self.training = False
         self.training_ended_at_ms: int | None = None
         self._stop_sent = False
+        self._inherited: Stash | None = None
         self._offered: dict[PeerId, set[Ref]] = {}
         self._offers_taken: dict[PeerId, int] = {}
         self._relayed: dict[PeerId, int] = {}
         self._next_gossip_at_ms = context.opened_at_ms + context.terms.config.protocol.resend_ms
 
-    def restore(self, journal: Mapping[str, bytes]) -> None:
-        """Take up the round where the journal left it."""
-        prefix = f"{self.context.key}cut-body/"
-        for key, data in sorted(journal.items()):
-            if key.startswith(prefix):
+    def restore(self) -> None:
+        """Take up the round where the journal, which the context has, left it."""
+        for slot, data in self.context.ballot.entries().items():
+            if slot.startswith("cut-body/"):
                 cut = decode(data)
-                if isinstance(cut, Cut):
+                if isinstance(cut, Cut) and cut.round == self.context.terms.round:
                     self.cuts.learn(cut, ())
-        self.voting.restore(self.context.journal)
+        self.voting.restore()
+
+    # --- one round over several ballots ------------------------------------------------------------------------------
+
+    def stash(self) -> Stash:
+        """What is known of this round on this tip, for another ballot of it."""
+        before = self._inherited
+        found = Stash(
+            tip=self.context.terms.head.hash,
+            statements=dict(before.statements) if before else {},
+            receipts=dict(before.receipts) if before else {},
+            cuts=dict(before.cuts) if before else {},
+            digests=dict(before.digests) if before else {},
+        )
+        found.statements.update(self.updates.by_hash)
+        found.receipts.update(self.updates.receipts)
+        found.cuts.update({known.hash: known.cut for known in self.cuts.known.values()})
+        found.digests.update({statement_hash(signed): signed for signed in self.parts.everything()})
+        return found
+
+    def inherit(self, stash: Stash) -> None:
+        """Take over what another ballot of this round on this tip knew; what does not hold in this one is kept for the
+        next."""
+        self._inherited = stash
+        for held in stash.statements.values():
+            if held.hash not in self.updates.by_hash:
+                with suppress(RemoteProtocolError):
+                    self.carry(held)
+        for receipt in stash.receipts.values():
+            self.updates.add_other_receipt(receipt)
+        for signed in stash.digests.values():
+            with suppress(RemoteProtocolError):
+                self.parts.add(signed)
+        for cut in stash.cuts.values():
+            self.cuts.learn(cut, ())
+
+    def resume(self, before: OpenRound) -> None:
+        """Go on with the same round on the same tip after a change of the ballot."""
+        mine, old = self.context, before.context
+        mine.state_ready, mine.opened_at_ms = old.state_ready, old.opened_at_ms
+        mine.held |= old.held
+        self.will_train, self.training = before.will_train, before.training
+        self.training_ended_at_ms, self._stop_sent = before.training_ended_at_ms, before._stop_sent
 
     # --- own statements and results ----------------------------------------------------------------------------------
 
@@ -88,11 +151,13 @@ class OpenRound:
 
     def resume_update(self) -> bool:
         """After a restart, send the journalled update again instead of training twice for one round."""
-        for base_round in range(self.context.terms.round - LATE_ROUNDS, self.context.terms.round):
-            late = self.context.promised(f"manifest/{base_round}")
-            if late is not None:
-                self.say(late)
-        promised = self.context.promised(f"manifest/{self.context.terms.round}")
+        promised = None
+        row = self.context.terms.head.state.row(self.context.me)
+        for number, base in self.context.terms.head.recent:
+            promised = self.context.updates_on(base).promised(f"manifest/{number + 1}")
+            if promised is not None and number < self.context.terms.head.round and row is not None:
+                if number + 1 > row.base_round:
+                    self.say(promised)
         if promised is None:
             return False
         self.training_ended_at_ms = self.context.now_ms
@@ -123,11 +188,13 @@ class OpenRound:
         """Publish the update, or say that there will be none; a result of an older round becomes a late update."""
         context = self.context
         head = context.terms.head
+        prev, row = dict(head.recent).get(event.round - 1), head.state.row(context.me)
+        if event.base is not None and event.base != prev:
+            return  # trained on a branch that was left
         current = event.round == context.terms.round
         if current:
             self.training = False
             self.training_ended_at_ms = context.now_ms
-        prev, row = dict(head.recent).get(event.round - 1), head.state.row(context.me)
         if row is None or prev is None or event.round > context.terms.round:
             return
         if event.round <= row.base_round or (ItemKind.UPDATE, context.me, event.round) in self.updates.slots:
@@ -148,7 +215,7 @@ class OpenRound:
             event.pieces,
         )
         context.held.update(piece.blob for piece in event.pieces)
-        self.say(context.sign_once(f"manifest/{event.round}", manifest))
+        self.say(context.updates_on(prev).sign_once(f"manifest/{event.round}", manifest))
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -192,10 +259,12 @@ class OpenRound:
                 self._refused(signed, body)
             case PartDigest():
                 self.parts.add(signed)
-            case Vote():
+            case Vote() if self.context.in_ballot(body):
                 self.voting.add_vote(signed)
-            case ViewChange():
+            case ViewChange() if self.context.in_ballot(body):
                 self.voting.add_wish(signed)
+            case Vote() | ViewChange():
+                raise RemoteProtocolError(sender, f"a {body.tag} of another ballot")
             case _:
                 raise RemoteProtocolError(sender, f"a bare {body.tag}")
 
@@ -338,7 +407,7 @@ class OpenRound:
             return
         due = self._view0_due_ms()
         if self.cuts.all_live_in() or (due is not None and self.context.now_ms >= due):
-            self.voting.begin(0)
+            self.voting.begin(self.voting.first)
 
     def _offer(self) -> None:
         """Point the leaders of this view and the next to what is held, as hashes."""
@@ -412,14 +481,13 @@ class OpenRound:
             if entry.kind is ItemKind.UPDATE and place not in refused
         ]
 
+    def updates_in(self, body: Body) -> list[Held]:
+        """Updates of a certificate's cut that are held, accepted or not."""
+        return [held for _, entry, held in self._held_entries(body) if entry.kind is ItemKind.UPDATE]
+
     def left_over(self, body: Body) -> list[Held]:
         """Statements that were not served by the certificate and may be items of the next cut."""
-        carried = {remark.entry for remark in body.carried}
-        done = {
-            entry.statement
-            for place, entry in enumerate(body.entries)
-            if place not in carried and entry.kind is not ItemKind.ALIVE
-        }
+        done = served(body)
         return [
             held
             for (kind, _, _), held in self.updates.slots.items()

@@ -34,6 +34,14 @@ MIN_BYZANTINE_VOTERS = 4
 """Fewer voters tolerate no fault, so the vote stays with the founders until this many result."""
 
 
+RECOVERY_MS = 600_000
+"""A holder of the recovery key makes a new epoch by itself after this long without a final certificate in sight."""
+
+MAX_PARKED_PER_PEER = 256
+MAX_PARKED_BYTES_PER_PEER = 4 << 20
+"""Messages of one peer that belong to another ballot of the open round, kept for when this peer takes part in it."""
+
+
 def faults(num_voters: int) -> int:
     """f: the most Byzantine voters that n tolerate."""
     return (num_voters - 1) // 3

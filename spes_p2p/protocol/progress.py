@@ -34,9 +34,15 @@ class Progress:
     own_acks: int
     own_acks_needed: int
     waiting_for: str
+    final_round: int = 0
+    """Of the last final certificate."""
+    tentative: bool = False
+    """Whether the tip, or the certificate that is being made, is tentative."""
+    waiting: str = ""
+    """Why the run cannot go on, not even tentatively; empty: it can."""
 
 
-def progress_of(round_: OpenRound, leaving: bool, finished: bool, now_ms: int) -> Progress:
+def progress_of(round_: OpenRound, leaving: bool, finished: bool, now_ms: int, halted: str = "") -> Progress:
     """Look at a round."""
     context, updates, voting = round_.context, round_.updates, round_.voting
     terms = context.terms
@@ -73,6 +79,9 @@ def progress_of(round_: OpenRound, leaving: bool, finished: bool, now_ms: int) -
         own_acks=len(own.acks) if own else 0,
         own_acks_needed=max(terms.expert_acks, terms.psi_acks),
         waiting_for=waiting,
+        final_round=terms.head.last_final.round,
+        tentative=terms.tentative or not terms.head.is_final,
+        waiting=halted,
     )
 
 

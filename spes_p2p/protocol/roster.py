@@ -51,15 +51,18 @@ class RosterChange:
 
 
 def next_roster(terms: Terms, change: RosterChange) -> tuple[RosterRow, ...]:
-    """Rows after the cut, voters included, by peer id."""
+    """Rows after the cut, voters included, by peer id. A tentative cut changes neither members nor voters, and silence
+    is counted in final cuts."""
     # A cut in which no member has an item (all have stopped, say) ends nobody's membership: else the run would end.
     anybody = bool(change.present & set(terms.members))
     rows = []
     for row in terms.head.state.roster:
         if row.peer in change.leaving or row.peer in change.evicted:
             continue
-        last_item = terms.round if row.peer in change.present else row.last_item_round
-        if anybody and terms.round - last_item >= SILENT_ROUNDS:
+        last_item = row.last_item_round
+        if row.peer in change.present and not terms.tentative:
+            last_item = terms.round
+        if anybody and not terms.tentative and terms.height - last_item >= SILENT_ROUNDS:
             continue
         bases = change.accepted_bases.get(row.peer, ())
         rows.append(
@@ -72,11 +75,13 @@ def next_roster(terms: Terms, change: RosterChange) -> tuple[RosterRow, ...]:
                 row.voter_since,
             )
         )
+    if terms.tentative:
+        return tuple(rows)
     members = {row.peer for row in rows}
     for peer in sorted(change.joining):
         if peer not in members and peer not in change.evicted:
             rows.append(RosterRow(peer, change.joining[peer], 0, 0, terms.round, None))
-    return _with_voters(terms, tuple(sorted(rows, key=lambda row: row.peer)))
+    return with_voters(terms, tuple(sorted(rows, key=lambda row: row.peer)))
 
 
 def qualified(terms: Terms, row: RosterRow) -> bool:
@@ -84,7 +89,8 @@ def qualified(terms: Terms, row: RosterRow) -> bool:
     return row.peer in terms.head.run.manifest.founders or row.accepted >= terms.config.protocol.rounds_to_qualify
 
 
-def _with_voters(terms: Terms, rows: tuple[RosterRow, ...]) -> tuple[RosterRow, ...]:
+def with_voters(terms: Terms, rows: tuple[RosterRow, ...]) -> tuple[RosterRow, ...]:
+    """The same rows with the voters of the next round."""
     voters = _next_voters(terms, rows)
     return tuple(
         RosterRow(

@@ -35,6 +35,9 @@ from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind
 STATEMENT_TYPES = (Manifest, Alive, Join, Leave, Claim, Evidence)
 
 
+TENTATIVE_KINDS = frozenset({ItemKind.UPDATE, ItemKind.ALIVE, ItemKind.CLAIM})
+"""What may be in a tentative cut: nothing that changes the roster."""
+
 Slot: TypeAlias = tuple[ItemKind, PeerId, int]
 """Kind; author, or the accused of evidence; base round of an update, 0 for all else. One item of a cut for each."""
 
@@ -208,6 +211,8 @@ def check_cut(terms: Terms, cut: Cut, items: tuple[Item, ...], receipts: Mapping
     keys = [item_sort_key(entry) for entry in cut.items]
     if keys != sorted(set(keys)):
         raise RemoteProtocolError(None, "the items of the cut are not sorted")
+    if terms.tentative and any(entry.kind not in TENTATIVE_KINDS for entry in cut.items):
+        raise RemoteProtocolError(None, "a tentative cut that would change the roster")
     once: set[Slot] = set()
     for item in items:
         entry, body = item.entry, item.signed.body

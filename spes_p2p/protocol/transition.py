@@ -76,10 +76,10 @@ def weight_tokens(terms: Terms, manifest: Manifest) -> int:
     return max(1, min(manifest.tokens, terms.head.inner_steps * terms.config.training.batch_tokens))
 
 
-def updates_hash(items: tuple[Item, ...]) -> Digest:
-    """Hash of the update items of a cut: another leader or a new join changes nothing of it."""
+def updates_hash(terms: Terms, items: tuple[Item, ...]) -> Digest:
+    """Hash of the update items of a cut on this tip: another leader or a new join changes nothing of it."""
     updates = [item.entry.statement for item in items if item.entry.kind is ItemKind.UPDATE]
-    return digest_of_list("spes updates", updates)
+    return digest_of_list("spes updates", [terms.head.hash, *updates])
 
 
 def advance(terms: Terms, cut: Digest, items: tuple[Item, ...], verifier: Verifier) -> Transition:
@@ -113,7 +113,7 @@ def advance(terms: Terms, cut: Digest, items: tuple[Item, ...], verifier: Verifi
         carried=carried,
         state=state,
         contributions=_contributions(terms, items, accepted),
-        updates_hash=updates_hash(items),
+        updates_hash=updates_hash(terms, items),
         receipts_root=digest_of_list(
             "spes receipts", [item.entry.receipt for item in items if item.entry.kind is ItemKind.UPDATE]
         ),
@@ -138,9 +138,10 @@ def make_body(terms: Terms, transition: Transition, parts: tuple[Digest | None, 
         run=old.run.run_id,
         epoch=old.epoch,
         round=terms.round,
-        prev=old.hash,
-        via=(),
-        final=True,
+        prev=old.hash if terms.tentative else old.last_final.hash,
+        via=NO_DIGEST if terms.tentative or old.is_final else old.hash,
+        final=not terms.tentative,
+        side=terms.side_bitmap,
         seed=terms.seed,
         cut=transition.cut,
         entries=transition.entries,

@@ -13,7 +13,7 @@ from spes_p2p.protocol.effects import CheckPiece, FetchBlob
 from spes_p2p.protocol.evidence import conflicting, named
 from spes_p2p.protocol.messages import Ack, Alive, Evidence, Manifest, Receipt, Ref, Refusal, Signed
 from spes_p2p.protocol.norms import Yardstick
-from spes_p2p.protocol.params import LATE_ROUNDS
+from spes_p2p.protocol.params import LATE_ROUNDS, STATEMENT_ROUNDS
 from spes_p2p.protocol.state import ShardRow, shard_row_hash
 from spes_p2p.protocol.statements import (
     Slot,
@@ -69,12 +69,23 @@ class History:
     row_ages: dict[Digest, int] = field(default_factory=dict)
     proofs: dict[PeerId, Evidence] = field(default_factory=dict)
     """Evidence seen, by accused: whoever was evicted for it is evicted again when it comes back."""
+    served: dict[Digest, int] = field(default_factory=dict)
+    """Statements that were served by a certificate -> its round."""
 
     def keep_proof(self, evidence: Evidence) -> None:
         """Remember a proof, up to a number."""
         accused = named(evidence)
         if accused in self.proofs or len(self.proofs) < _PROOFS_KEPT:
             self.proofs[accused] = evidence
+
+    def note_served(self, statements: Iterable[Digest], round_number: int) -> None:
+        """These were items of the certificate of a round: a copy that comes again is no news."""
+        self.served = {key: number for key, number in self.served.items() if number >= round_number - STATEMENT_ROUNDS}
+        self.served.update(dict.fromkeys(statements, round_number))
+
+    def forget_served(self, after_round: int) -> None:
+        """Certificates of later rounds were abandoned."""
+        self.served = {key: number for key, number in self.served.items() if number <= after_round}
 
     def remember(self, held: Held) -> None:
         """Norms of an accepted update feed the bound of the next rounds."""
@@ -115,6 +126,10 @@ class Updates:
         identity = statement_hash(signed)
         if identity in self.by_hash:
             return False
+        if identity in self._history.served and not self._context.is_wanted(
+            Ref(RefKind.STATEMENT, identity, NO_DIGEST)
+        ):
+            return False  # unless somebody's cut names it
         check_statement(self._context.terms, signed, self._context.verifier)
         return self._insert(Held(signed=signed, hash=identity, held_at_ms=self._context.now_ms))
 
@@ -393,6 +408,14 @@ class Updates:
         except RemoteProtocolError:
             return False  # it was valid: its ackers have left, or more are needed now
         return True
+
+    def add_other_receipt(self, receipt: Receipt) -> None:
+        """A receipt that another ballot of this round knew, if it still is one: a cut may name it."""
+        held = self.by_hash.get(receipt.manifest)
+        if held is not None and held.manifest is not None:
+            identity = receipt_hash(receipt)
+            if identity not in self.receipts and self._stands(receipt, held.signed.peer, held.manifest):
+                self.receipts[identity] = receipt
 
     def add_receipt(self, receipt: Receipt) -> bool:
         """A receipt of an update that is held. Raises RemoteProtocolError. Returns whether it is new."""

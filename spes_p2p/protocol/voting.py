@@ -9,12 +9,14 @@ Rules, and where they are (docs/protocol.md, sections 4 and 5):
     lock and precommit             on q prevotes of the view, f + 1 *held*            `_try_precommit`
     decided                        on q precommits of one view                        `decided`
 
+"View 0" in the documentation is the *first view* of the round here: the final voting lasts over all tentative rounds of
+a height, and each of them begins with the view that was reached before. `Voting` of a tentative attempt is its own.
+
 A lock is released only by a proposal whose quorum certificate is of a later view, or of the locked body itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -22,7 +24,7 @@ import msgspec
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol.bodies import Bodies, KnownBody
-from spes_p2p.protocol.body import Certificate
+from spes_p2p.protocol.body import Certificate, base_of
 from spes_p2p.protocol.certificate import make_certificate, make_qc, verify_qc
 from spes_p2p.protocol.codec import body_hash, check_signature, decode, encode
 from spes_p2p.protocol.context import Context
@@ -67,7 +69,11 @@ class Voting:
         self._parts = parts
         self._bodies = bodies
         self.view = -1
-        """-1: view 0 has not begun here."""
+        """-1: the first view has not begun here."""
+        self.first = 0
+        """The view that this round begins with."""
+        self._spoiled = False
+        """The first view has seen votes on another tip: nothing can come of it here."""
         self.began_at_ms: dict[int, int] = {}
         self.lock: Lock | None = None
         self.qc: QuorumCertificate | None = None
@@ -83,10 +89,10 @@ class Voting:
         """(author, message): votes, wishes and proposals of all, in order of arrival, for those who miss them."""
         self._logged_wishes: dict[PeerId, int] = {}
 
-    def restore(self, journal: Mapping[str, bytes]) -> None:
+    def restore(self) -> None:
         """Take up the round where the journal left it: the same view, lock, and votes, sent again as they were."""
         context = self._context
-        entries = {key.removeprefix(context.key): data for key, data in sorted(journal.items())}
+        entries = context.ballot.entries()
         for slot, data in entries.items():
             if slot.startswith("body/"):
                 message = decode(data)
@@ -98,11 +104,15 @@ class Voting:
             view, body = entries["lock"].decode().split()
             self.lock = Lock(int(view), Digest(bytes.fromhex(body)))
         if "view" in entries:
-            self.view = self._cuts.view = int(entries["view"])
-            self.began_at_ms[self.view] = context.now_ms
+            reached, first, tip = entries["view"].decode().split()
+            if tip == context.terms.head.hash.hex():
+                self.view, self.first = int(reached), int(first)
+                self.began_at_ms[self.view] = context.now_ms
+            else:
+                self.first = int(reached)
         for slot in entries:
             if slot.startswith(("signed/vote/", "signed/wish/")):
-                signed = context.promised(slot.removeprefix("signed/"))
+                signed = context.ballot.promised(slot.removeprefix("signed/"))
                 if signed is None:
                     continue
                 context.send(context.terms.voters, signed)
@@ -111,15 +121,39 @@ class Voting:
                     self.add_wish(signed)
                 else:
                     self.add_vote(signed)
+        if self.view < 0:
+            self.first = max(self.first, self._wished)
+            slots = ("cut/{}", "proposal/{}", "vote/{}/0", "vote/{}/1")
+            self._spoiled = any("signed/" + slot.format(self.first) in entries for slot in slots)
+        self._cuts.view = max(self.view, self.first)
 
     # --- views -------------------------------------------------------------------------------------------------------
 
     def begin(self, view: int) -> None:
         """Enter a view."""
+        if self.view < 0:
+            self.first = view
         self.view = self._cuts.view = view
         self.began_at_ms[view] = self._context.now_ms
-        self._context.persist("view", str(view).encode())
+        tip = self._context.terms.head.hash.hex()
+        self._context.ballot.persist("view", f"{view} {self.first} {tip}".encode())
+        if view == self.first and (self._spoiled or self._proposed_elsewhere(view)):
+            self._wish(view + 1)
         self._revote()
+
+    def _proposed_elsewhere(self, view: int) -> bool:
+        """Whether the leader of a view has used it for a body on another tip."""
+        signed = self.proposals.get(view)
+        if signed is None or not isinstance(signed.body, Proposal):
+            return False
+        known = self._bodies.known.get(signed.body.body)
+        return known is not None and known.foreign
+
+    def pinned_base(self) -> Digest | None:
+        """The tip that the highest quorum certificate, or this voter's lock, binds the final voting to."""
+        bound = self.qc.body if self.qc is not None else self.lock.body if self.lock is not None else None
+        known = self._bodies.known.get(bound) if bound is not None else None
+        return base_of(known.body) if known is not None else None
 
     def deadline_ms(self) -> int | None:
         """When the open view times out."""
@@ -131,7 +165,7 @@ class Voting:
         cut_at = self._cuts.announced_at_ms.get(self.view)
         if cut_at is not None:
             return max(cut_at, self.began_at_ms[self.view]) + budget + timeout
-        return self.began_at_ms[self.view] + (budget if self.view == 0 else 0) + timeout
+        return self.began_at_ms[self.view] + (budget if self.view == self.first else 0) + timeout
 
     def tick(self) -> None:
         """Ask for the next view if the open one timed out; vote where a wait is over."""
@@ -147,8 +181,10 @@ class Voting:
             return
         self._wished = view
         head = context.terms.head
-        body = ViewChange(head.run.run_id, head.epoch, context.terms.round, view, self.qc)
-        signed = context.sign_once(f"wish/{view}", body)
+        body = ViewChange(
+            head.run.run_id, head.epoch, context.terms.ballot_round, view, self.qc, context.terms.branch
+        )
+        signed = context.ballot.sign_once(f"wish/{view}", body)
         context.send(context.terms.voters, signed)
         self.add_wish(signed)
 
@@ -195,7 +231,7 @@ class Voting:
         if self.qc is None or qc.view > self.qc.view:
             verify_qc(self._context.terms, qc, self._context.verifier)
             self.qc = qc
-            self._context.persist("qc", encode(qc))
+            self._context.ballot.persist("qc", encode(qc))
         if qc == self.qc and qc.body not in self._bodies.known:
             self._context.want(Ref(RefKind.BODY, qc.body, NO_DIGEST), [source])
 
@@ -206,9 +242,12 @@ class Voting:
         context = self._context
         head = context.terms.head
         qc = self.qc if self.qc is not None and self.qc.body == known.hash else None
-        body = Proposal(head.run.run_id, head.epoch, context.terms.round, self.view, known.hash, qc)
-        signed = context.sign_once(f"proposal/{self.view}", body)
-        context.persist(f"body/{known.hash.hex()}", encode(BodyMessage(known.body, known.merge_lists)))
+        terms = context.terms
+        body = Proposal(
+            head.run.run_id, head.epoch, terms.ballot_round, self.view, known.hash, qc, terms.branch
+        )
+        signed = context.ballot.sign_once(f"proposal/{self.view}", body)
+        context.ballot.persist(f"body/{known.hash.hex()}", encode(BodyMessage(known.body, known.merge_lists)))
         message = ProposalMessage(signed, known.body, known.merge_lists)
         context.send(context.terms.voters, message)
         self.add_proposal(message, context.me)
@@ -216,12 +255,12 @@ class Voting:
     def add_proposal(self, message: ProposalMessage, sender: PeerId) -> None:
         """A leader's proposal. Raises RemoteProtocolError."""
         signed, context = message.proposal, self._context
-        body, head = signed.body, context.terms.head
+        body = signed.body
         if not isinstance(body, Proposal) or signed.peer != context.terms.leader(body.view):
             raise RemoteProtocolError(signed.peer, "a proposal by a peer that does not lead its view")
-        if (body.run, body.epoch, body.round) != (head.run.run_id, head.epoch, context.terms.round):
+        if not context.in_ballot(body):
             raise RemoteProtocolError(signed.peer, "a proposal for another round")
-        if body.view > self.view + MAX_VIEWS_AHEAD:
+        if body.view > max(self.view, self.first) + MAX_VIEWS_AHEAD:
             return
         before = self.proposals.get(body.view)
         if before == signed:
@@ -254,7 +293,7 @@ class Voting:
         if body.step is Step.PRECOMMIT and body.held:
             # a certificate's signatures are over precommits that do not: this one would spoil it
             raise RemoteProtocolError(signed.peer, "a precommit that says held")
-        if body.view > self.view + MAX_VIEWS_AHEAD:
+        if body.view > max(self.view, self.first) + MAX_VIEWS_AHEAD:
             return
         votes = self.votes[body.step].setdefault(body.view, {})
         before = votes.get(signed.peer)
@@ -294,8 +333,9 @@ class Voting:
     def _cast(self, step: Step, body: Digest, *, held: bool) -> None:
         context = self._context
         head = context.terms.head
-        vote = Vote(head.run.run_id, head.epoch, context.terms.round, self.view, step, body, held)
-        signed = context.sign_once(f"vote/{self.view}/{int(step)}", vote)
+        terms = context.terms
+        vote = Vote(head.run.run_id, head.epoch, terms.ballot_round, self.view, step, body, held, terms.branch)
+        signed = context.ballot.sign_once(f"vote/{self.view}/{int(step)}", vote)
         context.send(context.terms.voters, signed)
         self.add_vote(signed)
 
@@ -306,7 +346,7 @@ class Voting:
         signed = self.proposals.get(self.view)
         if signed is None or self._voted(Step.PREVOTE):
             return
-        if self._context.promised(f"vote/{self.view}/{int(Step.PREVOTE)}") is not None:
+        if self._context.ballot.promised(f"vote/{self.view}/{int(Step.PREVOTE)}") is not None:
             self._cast(Step.PREVOTE, NO_DIGEST, held=False)  # sends what the journal holds
             return
         proposal = signed.body
@@ -328,6 +368,8 @@ class Voting:
         context = self._context
         if known.problem is not None:
             return known.problem
+        if known.foreign:
+            return None
         if self.lock is not None and self.lock.body != known.hash:
             released = proposal.qc is not None and proposal.qc.view >= self.lock.view
             if not released:
@@ -357,8 +399,9 @@ class Voting:
         cut = self._bodies.cut_of(known)
         if cut is None or cut.transition is None:
             return None
-        if self.view == 0:
-            before_ms = self.began_at_ms[0] - protocol.view_timeout(0)
+        first = self.view == self.first
+        if first:
+            before_ms = self.began_at_ms[self.view] - protocol.view_timeout(0)
         else:
             before_ms = self.began_at_ms.get(self.view - 1, self.began_at_ms[self.view] - protocol.view_timeout(0))
         missing = self._cuts.missing(cut.items or (), before_ms)
@@ -367,10 +410,10 @@ class Voting:
         kept = self._bodies.kept(known)
         if kept and cut.transition.contributions:
             budget = context.terms.transfer_budget_ms
-            since_ms = cut.received_at_ms + budget // 2 if self.view == 0 else before_ms
+            since_ms = cut.received_at_ms + budget // 2 if first else before_ms
             if any(self._parts.agreed_before(cut.transition.updates_hash, part, since_ms) for part in sorted(kept)):
                 return "a part is kept although its digests agree"
-            if self.view == 0 and context.now_ms < cut.received_at_ms + budget - protocol.view_timeout(0) // 2:
+            if first and context.now_ms < cut.received_at_ms + budget - protocol.view_timeout(0) // 2:
                 return None
         age = context.now_ms - context.opened_at_ms
         if age < protocol.round_min and not self._cuts.all_live_in():
@@ -389,7 +432,7 @@ class Voting:
                 holders = sum(1 for signed in chosen.values() if _vote(signed).held)
                 if len(chosen) >= terms.quorum and holders > terms.num_faults:
                     self.qc = make_qc(terms, body, view, chosen)
-                    self._context.persist("qc", encode(self.qc))
+                    self._context.ballot.persist("qc", encode(self.qc))
 
     def _try_precommit(self) -> None:
         """Lock on a body that a quorum prevoted in the open view, and say so."""
@@ -399,9 +442,10 @@ class Voting:
         if known is None or not known.derived:
             return
         self.lock = Lock(self.view, known.hash)
-        self._context.persist("lock", f"{self.view} {known.hash.hex()}".encode())
-        self._context.persist("qc", encode(self.qc))
-        self._context.persist(f"body/{known.hash.hex()}", encode(BodyMessage(known.body, known.merge_lists)))
+        ballot = self._context.ballot
+        ballot.persist("lock", f"{self.view} {known.hash.hex()}".encode())
+        ballot.persist("qc", encode(self.qc))
+        ballot.persist(f"body/{known.hash.hex()}", encode(BodyMessage(known.body, known.merge_lists)))
         self._cast(Step.PRECOMMIT, known.hash, held=False)
 
     def decided(self) -> Certificate | None:

@@ -25,6 +25,7 @@ Signature: TypeAlias = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_len
 OptionalSignature: TypeAlias = Annotated[bytes, Meta(max_length=SIGNATURE_BYTES)]
 Float64: TypeAlias = Annotated[bytes, Meta(min_length=8, max_length=8)]
 OptionalFloat64: TypeAlias = Annotated[bytes, Meta(max_length=8)]
+Branch: TypeAlias = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 Bitmap: TypeAlias = Annotated[bytes, Meta(max_length=1024)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=2**62)]
 Small: TypeAlias = Annotated[int, Meta(ge=0, lt=2**16)]

@@ -60,7 +60,7 @@ class OneVoter:
         history = History(norms=Yardstick(psi=((2.0, 10),), experts=((1.0, 10),)))  # those of made-up updates
         history.enter_rows(head.state.shards, head.round)
         self.round = OpenRound(self.context, history)
-        self.round.restore(self.journal)
+        self.round.restore()
         self.context.state_ready = True
         self._collect()
 

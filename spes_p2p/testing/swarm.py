@@ -20,9 +20,9 @@ from spes_p2p.digests import digest
 from spes_p2p.errors import RemoteProtocolError, SpesError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol import effects as fx
-from spes_p2p.protocol.body import BlobShare, Certificate
-from spes_p2p.protocol.codec import decode, encode, pack_float
-from spes_p2p.protocol.evidence import conflicting, exclusive_slot
+from spes_p2p.protocol.body import BlobShare, Certificate, base_of
+from spes_p2p.protocol.codec import body_hash, decode, encode, pack_float
+from spes_p2p.protocol.evidence import ExclusiveSlot, conflicting, exclusive_slot
 from spes_p2p.protocol.head import Head, genesis_head
 from spes_p2p.protocol.messages import CutMessage, Message, Piece, ProposalMessage, RunManifest, Signed
 from spes_p2p.protocol.params import PieceSizes
@@ -84,6 +84,8 @@ class SimPeer:
     heads: list[Head] = field(default_factory=list)
     training: tuple[int, int] | None = None
     """(round, begun at)."""
+    trains_on: Head | None = None
+    """What the training began from."""
     notes: list[tuple[int, str, str]] = field(default_factory=list)
     timer_ms: int | None = None
     life: int = 0
@@ -123,7 +125,7 @@ class Swarm:
         self.messages = 0
         self.seed = seed
         self._bodies: dict[tuple[int, int], Digest] = {}
-        self._signed: dict[tuple[PeerId, tuple[str, int, int, int, int]], Signed] = {}
+        self._signed: dict[tuple[PeerId, ExclusiveSlot], Signed] = {}
         self._trace = digest("trace")
         sizes = PieceSizes(
             expert_blob_bytes=100_000,
@@ -189,7 +191,7 @@ class Swarm:
         peer.training = None
         peer.machine = self._machine(peer.identity, head, capacity, dict(peer.journal), stop_after_round)
         self._start(peer)
-        self.later(peer, peer.line.work_ms, fx.StateReady(round=head.round + 1))
+        self.later(peer, peer.line.work_ms, fx.StateReady(round=head.round + 1, head=head.hash))
 
     def named(self, name: str) -> SimPeer:
         """The peer of that name."""
@@ -207,12 +209,16 @@ class Swarm:
 
     def _check_adoption(self, peer: SimPeer, head: Head, certificate: Certificate) -> None:
         self._trace = digest("trace", self._trace, self.now_ms, peer.peer_id, head.hash)
-        first = self._bodies.setdefault((head.epoch, head.round), head.hash)
-        if first != head.hash:
-            raise self._broken(f"{peer.name} adopted a second body of round {head.round}")
         before = peer.heads[-1]
-        if head.round != before.round + 1 or certificate.body.prev != before.hash:
+        if base_of(certificate.body) != before.hash or head.round != before.round + 1:
             raise self._broken(f"{peer.name} adopted round {head.round} on top of another chain")
+        if not head.is_final:
+            return
+        first = self._bodies.setdefault((head.epoch, before.height), head.hash)
+        if first != head.hash:
+            raise self._broken(f"{peer.name} adopted a second final body of height {before.height}")
+        if certificate.body.prev != before.last_final.hash:
+            raise self._broken(f"{peer.name} adopted round {head.round} past its last final certificate")
 
     def _check_signed(self, peer: SimPeer, data: bytes) -> None:
         """No honest peer ever signs two values for one slot."""
@@ -300,8 +306,15 @@ class Swarm:
                 self._send(peer, effect)
             case fx.Train():
                 peer.training = (effect.round, self.now_ms)
+                peer.trains_on = peer.machine.head
                 life = peer.life
-                self.at(line.train_ms, lambda: self._trained(peer, effect.round) if peer.life == life else None)
+                base = peer.machine.head
+                self.at(
+                    line.train_ms,
+                    lambda: (
+                        self._trained(peer, effect.round) if peer.life == life and peer.trains_on is base else None
+                    ),
+                )
             case fx.StopTraining():
                 self._trained(peer, effect.round)
             case fx.CheckPiece():
@@ -327,6 +340,8 @@ class Swarm:
                 self.later(peer, line.work_ms, fx.RankingChecked(body=effect.body, problem=problem))
             case fx.Adopt():
                 self._adopt(peer, effect)
+            case fx.GoBack():
+                self._go_back(peer, effect)
             case fx.Serve():
                 self._serve(peer, effect)
             case fx.Left():
@@ -364,22 +379,28 @@ class Swarm:
     def _trained(self, peer: SimPeer, round_number: int) -> None:
         if peer.training is None or peer.training[0] != round_number or peer.hangs:
             return
-        begun = peer.training[1]
+        begun, head = peer.training[1], peer.trains_on
         peer.training = None
-        head = next(head for head in peer.heads if head.round == round_number - 1)
+        if head is None:
+            return
         steps = max(1, head.inner_steps * min(self.now_ms - begun, peer.line.train_ms) // peer.line.train_ms)
         pieces = []
         for part, value in enumerate(head.parts):
-            blob = digest("delta", peer.peer_id, round_number, part)
+            blob = digest("delta", peer.peer_id, head.hash, part)
             pieces.append(Piece(PieceKind.PSI, part, blob, 10, 0, value, pack_float(1.0)))
         for shard in head.state.shards_of(peer.peer_id):
-            blob = digest("expert", peer.peer_id, round_number, shard)
+            blob = digest("expert", peer.peer_id, head.hash, shard)
             base = shard_row_hash(head.state.shards[shard])
             pieces.append(Piece(PieceKind.EXPERT, shard, blob, 10, 0, base, pack_float(1.0)))
         peer.blobs |= {piece.blob for piece in pieces}
         tokens = steps * self.config.training.batch_tokens
         event = fx.Trained(
-            round=round_number, tokens=tokens, steps=steps, loss_micronats=2_000_000, pieces=tuple(pieces)
+            round=round_number,
+            tokens=tokens,
+            steps=steps,
+            loss_micronats=2_000_000,
+            pieces=tuple(pieces),
+            base=head.hash,
         )
         self.later(peer, peer.line.work_ms, event)
 
@@ -418,10 +439,11 @@ class Swarm:
         self.at(10 * peer.line.transfer_ms, again)
 
     def _adopt(self, peer: SimPeer, effect: fx.Adopt) -> None:
+        self._leave_branch(peer, effect.abandoned)
         self._check_adoption(peer, effect.head, effect.certificate)
         peer.certificates.append(effect.certificate)
         peer.heads.append(effect.head)
-        prefix = f"{effect.head.epoch:06d}/{effect.head.round + 1:010d}/"
+        prefix = f"{effect.head.epoch:06d}/{effect.head.height:010d}/"
         peer.journal = {key: data for key, data in peer.journal.items() if key >= prefix}
         if peer.training is not None:
             self._trained(peer, peer.training[0])
@@ -436,13 +458,27 @@ class Swarm:
                 event = fx.HandoverTaken(leaver=leaver, round=effect.head.round, handover=blob)
                 self.later(peer, peer.line.transfer_ms, event)
 
+    def _leave_branch(self, peer: SimPeer, abandoned: tuple[Digest, ...]) -> None:
+        """Forget tentative certificates that are no longer behind the tip."""
+        peer.heads = [head for head in peer.heads if head.hash not in abandoned]
+        peer.certificates = [c for c in peer.certificates if body_hash(c.body) not in abandoned]
+
+    def _go_back(self, peer: SimPeer, effect: fx.GoBack) -> None:
+        self._leave_branch(peer, effect.abandoned)
+        if peer.heads[-1] is not effect.head:
+            raise self._broken(f"{peer.name} went back to a certificate that it does not have")
+        if peer.training is not None:
+            self._trained(peer, peer.training[0])
+        wanted = {*effect.head.parts, *(s.blob for row in effect.head.state.shards for s in row.blobs)}
+        self._load(peer, effect.head, sorted(wanted - peer.blobs), effect.holders)
+
     def _load(self, peer: SimPeer, head: Head, wanted: list[Digest], holders: tuple[PeerId, ...]) -> None:
         """Fetch what a state lacks, again and again until it is all here or a newer state took over."""
         sources = (*holders, *sorted(self.peers))
         missing = [blob for blob in wanted if not self._transfer(peer, blob, sources)]
         life = peer.life
         if not missing:
-            self.later(peer, peer.line.transfer_ms, fx.StateReady(round=head.round + 1))
+            self.later(peer, peer.line.transfer_ms, fx.StateReady(round=head.round + 1, head=head.hash))
         elif peer.heads[-1] is head:
             self.at(500, lambda: self._load(peer, head, missing, holders) if peer.life == life else None)
 

@@ -146,7 +146,7 @@ def test_the_chain_is_followed_through_certificates_that_came_in_the_wrong_order
     after = middle.head
     second = certificate_of(after, body_of(after, transition_of(after, [item_of(alive_of(after, OTHER))])), PEERS)
     asked = [m for m in messages(hears(machine, second)) if isinstance(m, TipAsk)]
-    assert asked == [TipAsk(0, 2)]
+    assert asked == [TipAsk(0, 2, 1, HEAD.hash)]
     effects = hears(machine, NEXT, now_ms=2)
     assert [e.head.round for e in effects if isinstance(e, fx.Adopt)] == [2, 3]
 

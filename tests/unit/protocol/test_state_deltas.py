@@ -85,7 +85,7 @@ def test_a_shard_that_was_delivered_and_given_up_in_one_cut_receives() -> None:
 
 def test_a_body_extends_one_head_only() -> None:
     assert next_head(HEAD, BODY).round == 2
-    for change in ({"prev": bytes(32)}, {"round": 3}, {"epoch": 1}, {"run": bytes(32)}):
+    for change in ({"prev": bytes(32)}, {"round": 3}, {"epoch": 2}, {"via": HEAD.hash}, {"run": bytes(32)}):
         with pytest.raises(RemoteProtocolError, match="does not extend"):
             next_head(HEAD, msgspec.structs.replace(BODY, **change))
 

@@ -1,0 +1,51 @@
+"""What lasts for a height, that is, over all tentative rounds after one final certificate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spes_p2p.ids import Digest, PeerId
+from spes_p2p.protocol.body import Certificate
+from spes_p2p.protocol.branches import Branches
+from spes_p2p.protocol.head import Head
+from spes_p2p.protocol.open_round import Stash
+from spes_p2p.protocol.params import LATE_ROUNDS
+from spes_p2p.protocol.updates import Held
+
+
+@dataclass(slots=True, kw_only=True)
+class Height:
+    """The height that is open."""
+
+    branches: Branches
+    log: list[tuple[PeerId, bytes]] = field(default_factory=list)
+    """(author, message) of the final voting, for its next round."""
+    pinned: Digest | None = None
+    """The tip that the highest quorum certificate, or this voter's lock, binds the final voting to."""
+    stash: Stash | None = None
+    """What was known of the round on that tip."""
+    spent: list[Held] = field(default_factory=list)
+    """Updates in tentative certificates of the branch: they count again if it is left."""
+    shown: dict[PeerId, Head] = field(default_factory=dict)
+    """The last tentative certificate of another branch that a peer has shown."""
+    whole: bool = True
+    """Whether a quorum of the voters can be reached, directly or over others."""
+    candidate: tuple[tuple[PeerId, ...], int] | None = None
+    """The side to go on with, and since when it has been the same."""
+    halted: str = ""
+    """Why the run cannot go on, not even tentatively."""
+    told: set[str] = field(default_factory=set)
+    """What a person was told already."""
+
+    @classmethod
+    def of(cls, head: Head) -> Height:
+        """The height that a head is in."""
+        return cls(branches=Branches.of(head))
+
+    def enter(self, head: Head, certificate: Certificate, spent: list[Held]) -> None:
+        """A tentative certificate is the tip now; `spent`: the updates in its cut."""
+        self.branches.add(head, certificate)
+        recent = [held for held in self.spent if held.signed.body.round >= head.round - LATE_ROUNDS]
+        self.spent = [*recent, *spent]
+        own = {known.hash for known in head.branch}
+        self.shown = {peer: shown for peer, shown in self.shown.items() if shown.hash not in own}
