@@ -10,7 +10,7 @@ from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.bodies import Bodies
 from spes_p2p.protocol.body import Body, Cut, Entry
-from spes_p2p.protocol.codec import body_hash, check_signature, cut_hash, decode, encode, statement_hash
+from spes_p2p.protocol.codec import body_hash, check_signature, cut_hash, decode, encode, receipt_hash, statement_hash
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import Cuts
 from spes_p2p.protocol.effects import Input
@@ -114,6 +114,7 @@ class OpenRound:
         )
         found.statements.update(self.updates.by_hash)
         found.receipts.update(self.updates.receipts)
+        found.receipts.update({receipt_hash(receipt): receipt for receipt in self.updates.spare_receipts.values()})
         found.cuts.update({known.hash: known.cut for known in self.cuts.known.values()})
         found.digests.update({statement_hash(signed): signed for signed in self.parts.everything()})
         return found

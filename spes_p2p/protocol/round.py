@@ -660,12 +660,12 @@ class RoundMachine:
         num_voters = len(terms.all_voters)
         if may_go_on(self.head, side):
             height.halted = ""
-            text = f"{len(side)} of {num_voters} voters answer: going on without a final certificate until the rest do"
+            text = f"{len(side)} of {num_voters} voters can be reached: going on with tentative certificates until the rest can be"
             self._tell_once("tentative", text, "warning")
             self._reopen(side)
             return
         height.halted = (
-            f"only {len(side)} of {num_voters} voters answer and {quorum(num_voters)} are needed: this node waits"
+            f"only {len(side)} of {num_voters} voters can be reached and {quorum(num_voters)} are needed: this node waits"
         )
         self._tell_once("halted", height.halted, "warning")
         if terms.tentative:

@@ -114,6 +114,8 @@ class Updates:
         self.by_hash: dict[Digest, Held] = {}
         """The same, and what others' cuts name in its place."""
         self.receipts: dict[Digest, Receipt] = {}
+        self.spare_receipts: dict[Digest, Receipt] = {}
+        """Receipts by manifest that hold in another ballot of the round only."""
         self._early_receipts: dict[tuple[Digest, PeerId], Receipt] = {}
         """(manifest, sender) -> a receipt whose manifest has not come."""
         self.half_at_ms: int | None = None
@@ -363,15 +365,29 @@ class Updates:
         if enough_acks(context.terms, manifest, counts):
             receipt = Receipt(held.hash, acks)
             self.add_receipt(receipt)
-            context.send(context.terms.members, receipt)
+            if acks:  # else it says nothing, and this peer alone needs it
+                context.send(context.terms.members, receipt)
 
     def add_receipt_or_keep(self, receipt: Receipt, sender: PeerId) -> None:
         """Like `add_receipt`; if its update is not here yet, ask for that and keep the receipt for then."""
-        if receipt.manifest in self.by_hash:
+        held = self.by_hash.get(receipt.manifest)
+        if held is not None and held.manifest is not None and self._is_spare(receipt, held, held.manifest):
+            self.spare_receipts[receipt.manifest] = receipt
+        elif held is not None:
             self.add_receipt(receipt)
         elif sum(1 for _, other in self._early_receipts if other == sender) < _MAX_EARLY_RECEIPTS:
             self._early_receipts[receipt.manifest, sender] = receipt
             self._context.want(Ref(RefKind.STATEMENT, receipt.manifest, NO_DIGEST), [sender])
+
+    def _is_spare(self, receipt: Receipt, held: Held, manifest: Manifest) -> bool:
+        """Whether a receipt would be one in another ballot of the round, which others may be in already: fewer are
+        eligible there. Raises RemoteProtocolError if an ack is wrong."""
+        terms = self._context.terms
+        if held.receipt is not None or len(terms.all_voters) < 2:
+            return False
+        author = held.signed.peer
+        counts = ack_counts(terms, receipt.acks, author, held.hash, manifest, self._context.verifier)
+        return not enough_acks(terms, manifest, counts) and min(counts) > 0
 
     def add_late_receipt(self, receipt: Receipt, sender: PeerId) -> None:
         """A receipt of an older round, if it still is one: its ackers may have left since."""
@@ -416,6 +432,8 @@ class Updates:
             identity = receipt_hash(receipt)
             if identity not in self.receipts and self._stands(receipt, held.signed.peer, held.manifest):
                 self.receipts[identity] = receipt
+                if held.receipt is None:
+                    held.receipt, held.receipt_held_at_ms = receipt, self._context.now_ms
 
     def add_receipt(self, receipt: Receipt) -> bool:
         """A receipt of an update that is held. Raises RemoteProtocolError. Returns whether it is new."""

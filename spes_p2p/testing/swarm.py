@@ -119,6 +119,8 @@ class Swarm:
         self.invite = identity_of("invite")
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
+        self.key_holders: set[PeerId] = set()
+        """Who holds the run's recovery key, from its next start on: it is the first founder's."""
         self.blocked: Callable[[PeerId, PeerId], bool] = lambda sender, receiver: False
         self.problems: list[str] = []
         """Messages that a machine refused."""
@@ -171,6 +173,7 @@ class Swarm:
             private_seed=digest("private", identity.peer_id),
             invite_signature=self.invite.sign("invite", payload),
             stop_after_round=stop,
+            recovery=identity if identity.peer_id in self.key_holders else None,
         )
         return RoundMachine(head, identity, verify, wishes, now_ms=self.now_ms, journal=journal)
 
