@@ -21,7 +21,7 @@ from spes_p2p.node.training import Training
 from spes_p2p.node.work import Work
 from spes_p2p.ports import BlobStore, Clock, Journal
 from spes_p2p.protocol import effects as fx
-from spes_p2p.protocol.codec import body_hash, encode
+from spes_p2p.protocol.codec import body_hash, decode_certificate, encode
 from spes_p2p.protocol.head import Head
 from spes_p2p.protocol.messages import SignedRun
 from spes_p2p.protocol.round import RoundMachine
@@ -264,6 +264,8 @@ class Driver:
                 self._spawn(errands.check_ranking(effect, head), "check ranking")
             case fx.Adopt():
                 await self._adopt(effect)
+            case fx.GoBack():
+                await self._go_back(effect)
             case fx.Serve():
                 self._serve(effect)
             case fx.Left():
@@ -335,6 +337,11 @@ class Driver:
         journal = self._tools.journal
         closed = f"{effect.head.epoch:06d}/{effect.head.height:010d}/"
         await asyncio.to_thread(lambda: journal.prune([key for key in journal.scan() if key < closed]))
+        self.rounds.load()
+
+    async def _go_back(self, effect: fx.GoBack) -> None:
+        entry = await asyncio.to_thread(self._tools.ledger.by_hash, effect.head.hash)
+        self._tools.sync.went_back(effect, decode_certificate(entry.certificate) if entry is not None else None)
         self.rounds.load()
 
     # --- for the rest of the node -------------------------------------------------------------------------------------

@@ -86,6 +86,14 @@ class StateSync:
         self._overtaken.set()
         self._overtaken = asyncio.Event()
 
+    def went_back(self, effect: fx.GoBack, certificate: Certificate | None) -> None:
+        """An earlier head is the newest again. `certificate`: None at genesis."""
+        self.head, self._certificate, self._holders = effect.head, certificate, effect.holders
+        self.holdings.keeper.note(state_blobs(effect.head), effect.head.round)
+        self._since_loaded = self._since_loading = None
+        self._overtaken.set()
+        self._overtaken = asyncio.Event()
+
     def published(self, result: fx.Trained) -> None:
         """An own update is on its way."""
         self.updates.published(result.round, result.tokens)

@@ -37,7 +37,7 @@ def _check_signatures(
 
 
 def certificate_terms(head: Head, body: Body) -> Terms:
-    """Roles of the round that a certificate on top of `head` ends. Raises RemoteProtocolError for an impossible side."""
+    """Roles of the round that a certificate on `head` ends. Raises RemoteProtocolError for an impossible side."""
     if body.final:
         return Terms(head)
     side = side_of(head, body.side)

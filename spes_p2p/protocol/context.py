@@ -1,8 +1,8 @@
 """What the parts of the round machine share: time, identity, the terms of the round, and the way out.
 
 `sign_once` keeps promises: a slot is signed once, journalled in the same batch of effects, and after a restart the
-journalled bytes are sent again instead of new ones. Entries are kept for a height. What may be promised once on a tip is
-under the round and its tip, what may be promised once in a ballot under the ballot, which for the final voting lasts
+journalled bytes are sent again instead of new ones. Entries are kept for a height. What may be promised once on a tip
+is under the round and its tip, what may be promised once in a ballot under the ballot, which for the final voting lasts
 over all tentative rounds of the height; an update is under the certificate that it builds on.
 """
 

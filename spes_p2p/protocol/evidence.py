@@ -14,7 +14,6 @@ from spes_p2p.ports import Verifier
 from spes_p2p.protocol.codec import check_signature, decode_signed
 from spes_p2p.protocol.messages import CutAnnouncement, Evidence, Manifest, Proposal, Signed, Vote
 
-
 ExclusiveSlot: TypeAlias = tuple[str, int, int, bytes, int, int]
 """Tag, epoch, round, branch (of an update: the certificate that it builds on), view, step."""
 

@@ -153,10 +153,8 @@ def next_head(head: Head, body: Body) -> Head:
     """Head after a certified body that extends `head`. Raises RemoteProtocolError if it does not extend it."""
     trunk = head.last_final
     recovers = body.final and body.epoch == head.epoch + 1
-    if body.final:
-        links = (trunk.hash, NO_DIGEST if head.is_final else head.hash)
-    else:
-        links = (head.hash, NO_DIGEST)
+    via = NO_DIGEST if head.is_final else head.hash
+    links = (trunk.hash, via) if body.final else (head.hash, NO_DIGEST)
     if (body.run, body.round, body.prev, body.via) != (head.run.run_id, head.round + 1, *links) or (
         body.epoch != head.epoch and not recovers
     ):

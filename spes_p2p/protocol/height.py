@@ -28,14 +28,6 @@ class Height:
     """Updates in tentative certificates of the branch: they count again if it is left."""
     shown: dict[PeerId, Head] = field(default_factory=dict)
     """The last tentative certificate of another branch that a peer has shown."""
-    whole: bool = True
-    """Whether a quorum of the voters can be reached, directly or over others."""
-    candidate: tuple[tuple[PeerId, ...], int] | None = None
-    """The side to go on with, and since when it has been the same."""
-    halted: str = ""
-    """Why the run cannot go on, not even tentatively."""
-    told: set[str] = field(default_factory=set)
-    """What a person was told already."""
 
     @classmethod
     def of(cls, head: Head) -> Height:

@@ -4,20 +4,7 @@ from __future__ import annotations
 
 from spes_p2p.ids import PeerId
 from spes_p2p.protocol.body import Certificate, Cut
-from spes_p2p.protocol.messages import (
-    BodyMessage,
-    CutAnnouncement,
-    CutMessage,
-    Message,
-    Offer,
-    Proposal,
-    ProposalMessage,
-    Receipt,
-    Signed,
-    ViewChange,
-    Vote,
-    Want,
-)
+from spes_p2p.protocol.messages import BodyMessage, CutMessage, Message, Offer, ProposalMessage, Receipt, Signed, Want
 from spes_p2p.protocol.params import MAX_PARKED_BYTES_PER_PEER, MAX_PARKED_PER_PEER
 
 MAX_KEPT_PER_PEER = 256
@@ -46,36 +33,6 @@ def round_of(message: Message) -> int:
             return message.round
         case _:
             return -1
-
-
-def ballot_of(message: Message) -> tuple[int, bytes] | None:
-    """(round, branch) of the ballot that a message belongs to; None for those that belong to a round as a whole."""
-    match message:
-        case Signed(body=Vote() | ViewChange() as body):
-            return body.round, body.branch
-        case CutMessage(announcement=Signed(body=CutAnnouncement() as body)):
-            return body.round, body.branch
-        case ProposalMessage(proposal=Signed(body=Proposal() as body)):
-            return body.round, body.branch
-        case _:
-            return None
-
-
-def epoch_of(message: Message) -> int | None:
-    """The epoch that a message belongs to; None for those that belong to none."""
-    match message:
-        case Signed():
-            return message.body.epoch
-        case Receipt():
-            return max((ack.body.epoch for ack in message.acks), default=None)
-        case CutMessage():
-            return message.cut.epoch
-        case ProposalMessage() | BodyMessage():
-            return message.body.epoch
-        case Offer() | Want() | Cut():
-            return message.epoch
-        case _:
-            return None
 
 
 class Parked:

@@ -46,11 +46,13 @@ def next_leases(
     roster: tuple[RosterRow, ...],
     delivered: Mapping[int, frozenset[PeerId]],
     claimers: frozenset[PeerId],
+    present: frozenset[PeerId] = frozenset(),
 ) -> tuple[tuple[LeaseRow, ...], frozenset[PeerId]]:
     """Leases after the cut, and the claimers that got a shard.
 
     `delivered`: per shard, the owners whose update for it was accepted in this cut. `claimers`: members after the cut
-    that claim or join in it.
+    that claim or join in it. `present`: members with an item in the cut; in a tentative one, nobody else gets a shard
+    without asking.
     """
     members = {row.peer for row in roster}
     kept: dict[int, list[Tenure]] = {}
@@ -71,7 +73,7 @@ def next_leases(
         if winner is not None:
             served.add(winner)
         else:
-            winner = table.first_with_room(shard, members)
+            winner = table.first_with_room(shard, members & present if terms.tentative else members)
         if winner is not None:
             table.grant(shard, winner)
     for peer in election.rank(terms.seed, "move", claimers - served):

@@ -152,13 +152,13 @@ class OpenRound:
 
     def resume_update(self) -> bool:
         """After a restart, send the journalled update again instead of training twice for one round."""
-        promised = None
-        row = self.context.terms.head.state.row(self.context.me)
-        for number, base in self.context.terms.head.recent:
-            promised = self.context.updates_on(base).promised(f"manifest/{number + 1}")
-            if promised is not None and number < self.context.terms.head.round and row is not None:
-                if number + 1 > row.base_round:
-                    self.say(promised)
+        context = self.context
+        head, row = context.terms.head, context.terms.head.state.row(context.me)
+        for number, base in head.recent:
+            late = context.updates_on(base).promised(f"manifest/{number + 1}")
+            if late is not None and row is not None and row.base_round <= number < head.round:
+                self.say(late)
+        promised = context.updates_on(head.hash).promised(f"manifest/{head.round + 1}")
         if promised is None:
             return False
         self.training_ended_at_ms = self.context.now_ms

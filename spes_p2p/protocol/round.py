@@ -15,65 +15,52 @@ one certificate to the next:
     adopt        a certificate                                 StateReady
 
 A machine that is no member follows certificates, loads the state, and asks to join. One that missed rounds asks for
-certificates one after the other and loads the newest state only. Parts of the round live in files of their own:
+certificates one after the other and loads the newest state only.
+
+A round may be open in several *ballots* one after the other: the final one, and tentative attempts of a side of the
+voters while the others are silent (`siding`). What lasts over all rounds after one final certificate is the `Height`;
+which tentative certificate to build on is decided in `branches`. Parts of the round live in files of their own:
 `updates` (statements, acks, receipts), `cuts`, `parts` (averaging), `bodies` (objective checks), `voting`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from spes_p2p.errors import LocalProtocolError, RemoteProtocolError
-from spes_p2p.ids import Digest, PeerId
+from spes_p2p.ids import PeerId
 from spes_p2p.ports import Signer, Verifier
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.body import Certificate, base_of
 from spes_p2p.protocol.branches import abandoned
 from spes_p2p.protocol.certificate import certificate_terms, verify_certificate
-from spes_p2p.protocol.codec import bitmap, bits, body_hash, check_signature, decode, encode, sign
+from spes_p2p.protocol.codec import body_hash, decode, encode
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.effects import Effect, Input
-from spes_p2p.protocol.head import Head, Terms, may_go_on, side_of
+from spes_p2p.protocol.greeting import greet, say_join, say_leave
+from spes_p2p.protocol.head import Head, Terms, may_go_on
 from spes_p2p.protocol.height import Height
-from spes_p2p.protocol.inbox import Inbox, Parked, ballot_of, epoch_of, round_of
+from spes_p2p.protocol.inbox import Inbox, Parked
 from spes_p2p.protocol.leaving import Leaving
-from spes_p2p.protocol.messages import Alive, Claim, HandoverDone, Join, Leave, Manifest, Message, Side, Signed, TipAsk
+from spes_p2p.protocol.messages import HandoverDone, Message, Side, Signed, TipAsk
 from spes_p2p.protocol.open_round import OpenRound, Stash, served
 from spes_p2p.protocol.outbox import Outbox
-from spes_p2p.protocol.params import LATE_ROUNDS, RECOVERY_MS, STATEMENT_ROUNDS, quorum
+from spes_p2p.protocol.params import LATE_ROUNDS, STATEMENT_ROUNDS
 from spes_p2p.protocol.progress import Progress, progress_of
-from spes_p2p.protocol.recovery import has_split, recover, sign_recovery, verify_recovery
-from spes_p2p.protocol.roster import admitted
-from spes_p2p.protocol.sides import Ears, reach, side_with
+from spes_p2p.protocol.recovery import has_split, verify_recovery
+from spes_p2p.protocol.rescue import Rescue
+from spes_p2p.protocol.routing import Place, ballot_of, place_of
+from spes_p2p.protocol.siding import Siding
 from spes_p2p.protocol.tips import answer_tip
 from spes_p2p.protocol.updates import Held, History
 from spes_p2p.protocol.wire import NO_DIGEST
+from spes_p2p.protocol.wishes import Wishes as Wishes
 
 _KEEP_CERTIFICATES = 64
 """Certificates kept in memory to answer those who are behind; older ones are served from the ledger."""
 _CERTIFICATES_PER_ANSWER = 8
 """Sent for one `TipAsk`: the tentative ones before a final one belong together."""
-_SIDES = -1
-"""Stands for a round where answers to sides are counted."""
 SPLIT = "the run has split: a recovery has begun a new epoch that is not on top of what this node has seen final"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What this peer wants of the run."""
-
-    capacity: int
-    """Most shards to own."""
-    private_seed: bytes
-    """Known to nobody else: draws the part that this voter recomputes."""
-    invite_signature: bytes = b""
-    sponsor: bytes = b""
-    sponsor_signature: bytes = b""
-    stop_after_round: int | None = None
-    """Train no more once this round is certified; serve on."""
-    recovery: Signer | None = None
-    """The run's recovery key, if this peer holds it."""
 
 
 class RoundMachine:
@@ -109,11 +96,9 @@ class RoundMachine:
         self._now_ms = now_ms
         self._height = Height.of(head)
         self._parked = Parked()
-        protocol = head.run.config.protocol
-        self._ears = Ears(signer.peer_id, protocol.patience_ms, protocol.resend_ms, now_ms)
-        self._next_probe_at_ms = now_ms
-        self._troubled_at_ms: int | None = None
-        """Since when no final certificate has been in sight."""
+        self._siding = Siding(signer.peer_id, head, now_ms)
+        self._has_split = False
+        self._rescue = Rescue(wishes.recovery)
         self._open(Terms(head), [])
 
     # --- what the shell may look at ----------------------------------------------------------------------------------
@@ -145,9 +130,7 @@ class RoundMachine:
 
     def progress(self, now_ms: int) -> Progress:
         """How far the open round is, for people."""
-        return progress_of(
-            self._round, self._leaving is not None, self._finished, now_ms, self._height.halted
-        )
+        return progress_of(self._round, self._leaving is not None, self._finished, now_ms, self._siding.halted)
 
     # --- the one entrance --------------------------------------------------------------------------------------------
 
@@ -178,7 +161,7 @@ class RoundMachine:
             case fx.HandoverTaken():
                 context.send([event.leaver], HandoverDone(event.round, event.handover))
             case fx.RecoverWanted():
-                self._recover(event.keep)
+                self._recover(self._rescue.wanted(context, event.keep))
             case fx.Tick():
                 pass
             case _:
@@ -195,7 +178,7 @@ class RoundMachine:
 
     def _next_deadline_ms(self) -> int | None:
         candidates = [self._outbox.deadline_ms(), self._round.deadline_ms(), self._ask_tip_at_ms]
-        candidates += [self._next_probe_at_ms if self._probes else None, self._recovery_due_ms()]
+        candidates += [self._siding.deadline_ms(), self._rescue.due_ms(self._round.context)]
         return min((at for at in candidates if at is not None), default=None)
 
     def _flush(self) -> list[Effect]:
@@ -308,8 +291,8 @@ class RoundMachine:
         if head.is_final:
             self._journal = {}
             self._height = Height.of(head)
-            self._ears.new_height()
-            self._troubled_at_ms = None
+            self._siding.new_height()
+            self._rescue.troubled_at_ms = None
         else:
             self._height.enter(head, certificate, spent)
         self._parked.new_round(height=head.is_final)
@@ -319,7 +302,7 @@ class RoundMachine:
     def _next_side(self, terms: Terms, head: Head) -> tuple[PeerId, ...]:
         """Who goes on after a tentative certificate: nobody waits again for those that are silent still."""
         mine = self._round.context.terms.side
-        goes_on = not head.is_final and not self._height.whole and may_go_on(head, mine)
+        goes_on = not head.is_final and not self._siding.whole and may_go_on(head, mine)
         return mine if goes_on and mine == terms.side else ()
 
     def _abandon(self, after_round: int) -> None:
@@ -329,54 +312,7 @@ class RoundMachine:
         self._history.forget_served(after_round)
 
     def _greet(self) -> None:
-        """What a peer says when a round opens: alive, a claim, a leave."""
-        context = self._round.context
-        head = context.terms.head
-        if not context.is_member:
-            return
-        trains = context.terms.round > 1 and not self._finished and self._leaving is None
-        trains = trains and context.promised("alive-no-more") is None  # said before a restart
-        self._round.will_train = trains
-        self._round.updates.accuse_again()
-        self._say_claim()
-        self._say_leave()
-        if not self._finished:
-            slot = "alive" if trains else "alive-no-more"
-            alive = Alive(head.run.run_id, head.epoch, context.terms.round, trains)
-            self._round.say(context.sign_once(slot, alive))
-
-    def _say_claim(self) -> None:
-        """Claim a shard while there is room here and one is vacant, or none is owned; state the capacity."""
-        context = self._round.context
-        head, state = context.terms.head, context.terms.head.state
-        row = state.row(context.me)
-        if row is None or self._leaving is not None or self._finished:
-            return
-        owned = len(state.shards_of(context.me))
-        vacant = any(not lease.owners for lease in state.leases)
-        wants = owned < self._wishes.capacity and (vacant or owned == 0)
-        if wants or row.capacity != self._wishes.capacity:
-            body = Claim(head.run.run_id, head.epoch, context.terms.round, self._wishes.capacity)
-            self._round.say(context.sign_once("claim", body))
-
-    def _say_join(self) -> None:
-        """Ask to be a member: the state of a certificate at most one round old is on disk."""
-        context = self._round.context
-        head, wishes = context.terms.head, self._wishes
-        body = Join(
-            head.run.run_id,
-            head.epoch,
-            context.terms.round,
-            wishes.capacity,
-            wishes.invite_signature,
-            wishes.sponsor,
-            wishes.sponsor_signature,
-        )
-        if not admitted(head.run, context.me, body, self._verifier):
-            text = f"this run ({head.run.config.protocol.admission}) does not admit this node: its link lets nobody in"
-            context.notify(text, "error")
-            return
-        self._round.say(context.sign_once("join", body))
+        greet(self._round, self._wishes, self._leaving, finished=self._finished)
 
     def _state_ready(self, event: fx.StateReady) -> None:
         context = self._round.context
@@ -387,7 +323,7 @@ class RoundMachine:
         context.state_ready = True
         if not context.is_member:
             if not self._finished and self._leaving is None:
-                self._say_join()
+                say_join(self._round, self._wishes)
             return
         if self._round.will_train and not self._round.resume_update():
             head = context.terms.head
@@ -399,29 +335,13 @@ class RoundMachine:
     def _leave_wanted(self, event: fx.LeaveWanted) -> None:
         if self._leaving is None or self._leaving.pending:
             self._leaving = Leaving(event.handover or NO_DIGEST, event.handover_bytes)
-            self._say_leave()
-
-    def _say_leave(self) -> None:
-        context = self._round.context
-        if self._leaving is None or not self._leaving.pending:
-            return
-        if not context.is_member:
-            self._leaving.done = True
-            return
-        head = context.terms.head
-        body = Leave(
-            head.run.run_id, head.epoch, context.terms.round, self._leaving.handover, self._leaving.handover_bytes
-        )
-        signed = context.sign_once("leave", body)
-        if isinstance(signed.body, Leave):
-            self._leaving.handover = signed.body.handover  # what was promised first counts
-        self._round.say(signed)
+            say_leave(self._round, self._leaving)
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
     def _receive(self, sender: PeerId, data: bytes) -> None:
         if sender in self._round.context.terms.members:
-            self._ears.hear(sender, self._now_ms)
+            self._siding.ears.hear(sender, self._now_ms)
         self._take(sender, data)
 
     def _take(self, sender: PeerId, data: bytes) -> None:
@@ -436,25 +356,29 @@ class RoundMachine:
             self._certificate(sender, message, data)
         elif isinstance(message, Signed) and isinstance(message.body, Side):
             self._side(sender, message, message.body)
-        elif epoch_of(message) not in (None, self.head.epoch):
-            self._other_epoch(sender, message)
-        elif not self._other_ballot(sender, message, data):
+        else:
             self._of_a_round(sender, message, data)
 
     def _of_a_round(self, sender: PeerId, message: Message, data: bytes) -> None:
-        context = self._round.context
-        ballot = ballot_of(message)
-        number = round_of(message) if ballot is None else ballot[0]
-        if number < 0:
-            raise RemoteProtocolError(sender, "a message that belongs to no round")
-        if number > context.terms.round:
-            self._keep(sender, number, data)
-        elif number < context.terms.round and ballot != (context.terms.ballot_round, context.terms.branch):
-            self._answer_late(sender, message, number)
-        elif not self._on_another_branch(message):
-            self._round.remote(sender, message)
-        else:
-            self._ask_sometimes(sender)
+        place, number = place_of(message, self.terms)
+        match place:
+            case Place.NOWHERE:
+                raise RemoteProtocolError(sender, "a message that belongs to no round")
+            case Place.NOW:
+                self._round.remote(sender, message)
+            case Place.OTHER_BALLOT:
+                ballot = ballot_of(message)
+                if ballot is not None and sender in self.terms.members:
+                    self._parked.keep(ballot[1], sender, data)
+            case Place.LATER:
+                self._keep(sender, number, data)
+            case Place.LATE:
+                self._answer_late(sender, message, number)
+            case Place.UNKNOWN_CHAIN:
+                self._ask_sometimes(sender)
+            case Place.PAST_EPOCH:
+                if number <= self.head.round and self._may_answer(sender, number):
+                    self._send_certificate(sender, number)
 
     def _keep(self, sender: PeerId, number: int, data: bytes) -> None:
         """A message of a later round: keep it, if it is of the next one, and ask its sender."""
@@ -468,37 +392,6 @@ class RoundMachine:
         if self._inbox.may_ask(sender, self._now_ms, self.head.run.config.protocol.resend_ms):
             self._ask_tip(sender)
 
-    def _on_another_branch(self, message: Message) -> bool:
-        """Whether a message is an update on top of a certificate that is not on this peer's chain."""
-        if not isinstance(message, Signed) or not isinstance(message.body, Manifest):
-            return False
-        if message.body.run != self.head.run.run_id:
-            return False
-        known = dict(self.head.recent).get(message.body.round - 1)
-        return known is not None and known != message.body.prev
-
-    def _other_ballot(self, sender: PeerId, message: Message, data: bytes) -> bool:
-        """Keep a message of another ballot of this round or height until this peer takes part in it."""
-        terms, ballot = self._round.context.terms, ballot_of(message)
-        if ballot is None or ballot == (terms.ballot_round, terms.branch):
-            return False
-        number, branch = ballot
-        if number == (terms.round if branch else terms.height):
-            if sender in terms.members:
-                self._parked.keep(branch, sender, data)
-            return True
-        if not branch and terms.height < number <= terms.round:
-            self._ask_sometimes(sender)  # it has a final certificate that this peer lacks
-            return True
-        return False
-
-    def _other_epoch(self, sender: PeerId, message: Message) -> None:
-        epoch, number = epoch_of(message), round_of(message)
-        if epoch is not None and epoch > self.head.epoch:
-            self._ask_sometimes(sender)
-        elif number <= self.head.round and self._may_answer(sender, number):
-            self._send_certificate(sender, number)
-
     def _may_answer(self, peer: PeerId, number: int) -> bool:
         return self._inbox.may_answer(peer, number, self._now_ms, self.head.run.config.protocol.resend_ms)
 
@@ -507,10 +400,7 @@ class RoundMachine:
         if self._may_answer(sender, number):
             self._send_certificate(sender, number)
         if number >= self._round.context.terms.round - max(LATE_ROUNDS, STATEMENT_ROUNDS):
-            if self._on_another_branch(message):
-                self._ask_sometimes(sender)
-            else:
-                self._round.late(sender, message)
+            self._round.late(sender, message)
 
     # --- certificates ------------------------------------------------------------------------------------------------
 
@@ -535,11 +425,16 @@ class RoundMachine:
         """A certificate on top of one that is not known here."""
         body = certificate.body
         if body.epoch > self.head.epoch and has_split(self.head, certificate, self._verifier):
-            self._tell_once("split", SPLIT, "error")
+            self._notify_split()
         elif body.round > self.terms.round:
             self._keep(sender, body.round, data)
         elif body.round > self.head.last_final.round:
             self._ask_sometimes(sender)
+
+    def _notify_split(self) -> None:
+        if not self._has_split:
+            self._has_split = True
+            self._round.context.notify(SPLIT, "error")
 
     def _finish(self, base: Head, certificate: Certificate, sender: PeerId | None = None) -> None:
         """Verify a certificate on top of a known head, and go where it leads."""
@@ -563,7 +458,7 @@ class RoundMachine:
         height, final_ballot = self._height, not self._round.context.terms.tentative
         pinned = self._round.voting.pinned_base() if final_ballot else None
         pinned = pinned or height.pinned
-        tip = height.branches.get(pinned) if pinned is not None and final_ballot and height.whole else None
+        tip = height.branches.get(pinned) if pinned is not None and final_ballot and self._siding.whole else None
         tip = tip or height.branches.best()
         own = {known.hash for known in (self.head.last_final, *self.head.branch)}
         if tip.hash == self.head.hash:
@@ -616,60 +511,15 @@ class RoundMachine:
 
     # --- sides -------------------------------------------------------------------------------------------------------
 
-    @property
-    def _probes(self) -> bool:
-        """Whether voters are asked for a sign of life from time to time."""
-        terms = self._round.context.terms
-        return self._signer.peer_id in terms.all_voters and (self._ears.listening or terms.tentative)
-
     def _watch(self) -> None:
-        """Find out whether a quorum can be reached; go on with a side of it, or with all, as that changes."""
-        terms, height, me = self._round.context.terms, self._height, self._signer.peer_id
-        if me not in terms.all_voters:
-            return
-        waiting = self._round.voting.view >= 0
-        self._ears.listen(terms.all_voters, self._now_ms, waiting=waiting)
-        hearing = self._ears.hearing(terms.all_voters)
-        height.whole = len(reach(hearing, me)) >= quorum(len(terms.all_voters))
-        if height.whole:
-            height.candidate, height.halted = None, ""
-            if terms.tentative:
-                self._reopen(())
-                for voter in terms.all_voters:
-                    if voter != me:
-                        self._ask_tip(voter)
-            if self.head.is_final:
-                self._troubled_at_ms = None
-            self._choose_tip()
-        elif waiting:
-            self._choose_side(hearing)
-        if self._troubled_at_ms is None and (height.halted or not self.head.is_final):
-            self._troubled_at_ms = self._now_ms
-        self._probe()
-
-    def _choose_side(self, hearing: Mapping[PeerId, frozenset[PeerId]]) -> None:
-        """Begin, or change, a tentative attempt once it is clear with whom."""
-        terms, height, me = self._round.context.terms, self._height, self._signer.peer_id
-        on_tip = {peer for peer in hearing if peer == me or self._ears.is_on(peer, self.head.hash)}
-        here = {peer: others for peer, others in hearing.items() if peer in on_tip}
-        side = side_with(here, Terms(self.head).leaders, me)
-        if height.candidate is None or height.candidate[0] != side:
-            height.candidate = (side, self._now_ms)
-        if self._now_ms < height.candidate[1] + 2 * self.head.run.config.protocol.resend_ms or side == terms.side:
-            return
-        num_voters = len(terms.all_voters)
-        if may_go_on(self.head, side):
-            height.halted = ""
-            text = f"{len(side)} of {num_voters} voters can be reached: going on with tentative certificates until the rest can be"
-            self._tell_once("tentative", text, "warning")
+        """Go on with a side of the voters, or with all again, as it changes who can be reached."""
+        side = self._siding.watch(self._round)
+        if side is not None:
             self._reopen(side)
-            return
-        height.halted = (
-            f"only {len(side)} of {num_voters} voters can be reached and {quorum(num_voters)} are needed: this node waits"
-        )
-        self._tell_once("halted", height.halted, "warning")
-        if terms.tentative:
-            self._reopen(())
+        if self._siding.whole:
+            self._choose_tip()
+        self._rescue.watch(self.head, self._siding.halted, self._now_ms)
+        self._siding.probe(self._round.context)
 
     def _reopen(self, side: tuple[PeerId, ...]) -> None:
         """Another ballot of the open round, with all that is known of it."""
@@ -677,105 +527,25 @@ class RoundMachine:
         stash = self._close()
         self._open(Terms(self.head, side), [], stash=stash, before=before)
         if side:
-            others = set(self.terms.eligible) - set(self.terms.all_voters)
-            self._round.context.send_once(sorted(others), self._my_side(asks=False))
+            self._siding.announce(self._round.context)
+        elif self._siding.whole:
+            for voter in self.terms.all_voters:
+                if voter != self._signer.peer_id:
+                    self._ask_tip(voter)
 
-    def _my_side(self, *, asks: bool) -> Signed:
-        terms, head = self._round.context.terms, self.head
-        voters = terms.all_voters
-        heard = self._ears.heard(voters)
-        marks = bitmap({place for place, peer in enumerate(voters) if peer in heard}, len(voters))
-        body = Side(
-            head.run.run_id, head.epoch, terms.round, terms.height, head.hash, marks, terms.side_bitmap, asks
-        )
-        return sign(self._signer, body)
-
-    def _probe(self) -> None:
-        """Ask quiet voters for a sign of life; say who is heard while a quorum is not."""
-        if not self._probes or self._now_ms < self._next_probe_at_ms:
-            return
-        terms = self._round.context.terms
-        self._next_probe_at_ms = self._now_ms + terms.config.protocol.resend_ms
-        receivers = set(self._ears.quiet(terms.all_voters, self._now_ms))
-        if not self._height.whole:
-            receivers |= set(terms.all_voters)
-        if terms.tentative:
-            receivers |= set(terms.eligible)
-        if receivers:
-            self._round.context.send_once(sorted(receivers), self._my_side(asks=True))
+    def _recover(self, certificate: Certificate | None) -> None:
+        if certificate is not None:
+            self._finish(self.head, certificate)
 
     def _side(self, sender: PeerId, signed: Signed, side: Side) -> None:
         """A voter says whom it hears. Raises RemoteProtocolError."""
-        terms = self._round.context.terms
         if side.run != self.head.run.run_id or signed.peer != sender:
             raise RemoteProtocolError(sender, "a side of another run or peer")
-        if sender not in terms.all_voters:
-            return
-        check_signature(signed, self._verifier)
-        voters = terms.all_voters
-        if (side.epoch, side.height) == (self.head.epoch, terms.height):
-            heard = frozenset(voters[place] for place in bits(side.heard, len(voters)))
-            self._ears.declared[sender] = (heard, side.tip)
-            if side.asks and heard != set(voters):
-                self._ears.asked(self._now_ms)
-            self._follow_side(sender, side)
-        if side.tip != self.head.hash:
+        followed = self._siding.take(self._round.context, signed, side)
+        if followed is not None:
+            self._reopen(followed)
+        if side.tip != self.head.hash and sender in self.terms.members:
             self._ask_sometimes(sender)
-        if side.asks and self._signer.peer_id in voters and self._inbox.may_answer(
-            sender, _SIDES, self._now_ms, terms.config.protocol.resend_ms // 2
-        ):
-            self._round.context.send_once([sender], self._my_side(asks=False))
-
-    def _follow_side(self, sender: PeerId, side: Side) -> None:
-        """A member that does not vote takes part in the ballot that a voter it knows of is in."""
-        terms = self._round.context.terms
-        if self._signer.peer_id in terms.all_voters or side.tip != self.head.hash:
-            return
-        named = side_of(self.head, side.side) if side.side else ()
-        if named == terms.side or (terms.tentative and sender not in terms.side):
-            return
-        if not named or (sender in named and may_go_on(self.head, named)):
-            self._reopen(named)
-
-    def _tell_once(self, what: str, text: str, level: str) -> None:
-        if what not in self._height.told:
-            self._height.told.add(what)
-            self._round.context.notify(text, level)
-
-    # --- recovery ----------------------------------------------------------------------------------------------------
-
-    def _recovery_due_ms(self) -> int | None:
-        """When this peer makes a new epoch by itself."""
-        if self._troubled_at_ms is None or not self._holds_key or not self._round.context.is_member:
-            return None
-        if not self.head.run.config.protocol.recovers_by_itself:
-            return None
-        return self._troubled_at_ms + RECOVERY_MS
-
-    @property
-    def _holds_key(self) -> bool:
-        key = self._wishes.recovery
-        return key is not None and key.peer_id == self.head.run.manifest.recovery_key
-
-    def _recover(self, keep: Iterable[PeerId]) -> None:
-        """Make a new epoch with these members and this peer, if no final certificate is in sight."""
-        context, key = self._round.context, self._wishes.recovery
-        if key is None or not self._holds_key:
-            context.notify("this node does not hold the run's recovery key", "error")
-            return
-        if self._troubled_at_ms is None or not context.is_member:
-            context.notify("a recovery is for a run that cannot go on: this one can", "error")
-            return
-        kept = {*keep, context.me} & set(context.terms.members)
-        context.notify(f"recovery: epoch {self.head.epoch + 1} begins with {len(kept)} members", "warning")
-        self._finish(self.head, sign_recovery(recover(Terms(self.head), kept), key))
-
-    def _recover_if_due(self) -> None:
-        due_ms = self._recovery_due_ms()
-        if due_ms is not None and self._now_ms >= due_ms:
-            terms = self._round.context.terms
-            heard = self._ears.heard(terms.all_voters) | (terms.live - set(terms.all_voters))
-            self._recover(heard)
 
     # --- tips --------------------------------------------------------------------------------------------------------
 
@@ -811,7 +581,7 @@ class RoundMachine:
             context.emit(send)
         context.tick()
         self._round.tick()
-        self._recover_if_due()
+        self._recover(self._rescue.due(context, self._siding.heard(context.terms)))
         if context.now_ms >= self._ask_tip_at_ms:
             self._ask_tips()
 

@@ -131,7 +131,3 @@ class Ears:
     def is_on(self, peer: PeerId, tip: bytes) -> bool:
         """Whether a voter has said that it builds on this tip."""
         return peer in self.declared and self.declared[peer][1] == tip
-
-    def new_height(self) -> None:
-        """The voters may be others now."""
-        self.declared.clear()

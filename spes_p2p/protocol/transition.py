@@ -90,7 +90,7 @@ def advance(terms: Terms, cut: Digest, items: tuple[Item, ...], verifier: Verifi
     roster = next_roster(terms, change)
     members = {row.peer for row in roster}
     asking = {item.signed.peer for item in items if isinstance(item.signed.body, Claim | Join)} & members
-    leases, served = next_leases(terms, roster, delivered, frozenset(asking))
+    leases, served = next_leases(terms, roster, delivered, frozenset(asking), change.present)
     carried = tuple(
         Remark(place, RefusalReason.NOTHING_VACANT)
         for place, item in enumerate(items)

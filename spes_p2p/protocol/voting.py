@@ -181,9 +181,7 @@ class Voting:
             return
         self._wished = view
         head = context.terms.head
-        body = ViewChange(
-            head.run.run_id, head.epoch, context.terms.ballot_round, view, self.qc, context.terms.branch
-        )
+        body = ViewChange(head.run.run_id, head.epoch, context.terms.ballot_round, view, self.qc, context.terms.branch)
         signed = context.ballot.sign_once(f"wish/{view}", body)
         context.send(context.terms.voters, signed)
         self.add_wish(signed)
@@ -243,9 +241,7 @@ class Voting:
         head = context.terms.head
         qc = self.qc if self.qc is not None and self.qc.body == known.hash else None
         terms = context.terms
-        body = Proposal(
-            head.run.run_id, head.epoch, terms.ballot_round, self.view, known.hash, qc, terms.branch
-        )
+        body = Proposal(head.run.run_id, head.epoch, terms.ballot_round, self.view, known.hash, qc, terms.branch)
         signed = context.ballot.sign_once(f"proposal/{self.view}", body)
         context.ballot.persist(f"body/{known.hash.hex()}", encode(BodyMessage(known.body, known.merge_lists)))
         message = ProposalMessage(signed, known.body, known.merge_lists)

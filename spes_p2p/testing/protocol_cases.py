@@ -183,12 +183,18 @@ def body_of(head: Head, transition: Transition, *, merge_lists: bytes = b"", kep
 
 def vote_of(terms: Terms, voter: Identity, step: Step, body: Digest, *, view: int = 0, held: bool = False) -> Signed:
     """One vote."""
-    return sign(voter, Vote(terms.head.run.run_id, terms.head.epoch, terms.round, view, step, body, held))
+    head = terms.head
+    return sign(voter, Vote(head.run.run_id, head.epoch, terms.ballot_round, view, step, body, held, terms.branch))
 
 
 def certificate_of(head: Head, body: Body, voters: Sequence[Identity], merge_lists: bytes = b"") -> Certificate:
     """A certificate with the precommits of these voters."""
-    terms, identity = Terms(head), body_hash(body)
+    return certificate_on(Terms(head), body, voters, merge_lists)
+
+
+def certificate_on(terms: Terms, body: Body, voters: Sequence[Identity], merge_lists: bytes = b"") -> Certificate:
+    """A certificate with the precommits of these voters in the ballot of `terms`."""
+    identity = body_hash(body)
     votes: Mapping[PeerId, Signed] = {
         voter.peer_id: vote_of(terms, voter, Step.PRECOMMIT, identity) for voter in voters
     }

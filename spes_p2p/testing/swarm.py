@@ -314,9 +314,7 @@ class Swarm:
                 base = peer.machine.head
                 self.at(
                     line.train_ms,
-                    lambda: (
-                        self._trained(peer, effect.round) if peer.life == life and peer.trains_on is base else None
-                    ),
+                    lambda: self._trained(peer, effect.round) if peer.life == life and peer.trains_on is base else None,
                 )
             case fx.StopTraining():
                 self._trained(peer, effect.round)

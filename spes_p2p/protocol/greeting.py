@@ -1,0 +1,80 @@
+"""What a peer says of itself when a round opens: alive, a claim, a leave, or that it asks to join."""
+
+from __future__ import annotations
+
+from spes_p2p.protocol.leaving import Leaving
+from spes_p2p.protocol.messages import Alive, Claim, Join, Leave
+from spes_p2p.protocol.open_round import OpenRound
+from spes_p2p.protocol.roster import admitted
+from spes_p2p.protocol.wishes import Wishes
+
+
+def greet(open_round: OpenRound, wishes: Wishes, leaving: Leaving | None, *, finished: bool) -> None:
+    """Greet the round that has opened. `finished`: this peer has stopped for good and serves on."""
+    context = open_round.context
+    head = context.terms.head
+    if not context.is_member:
+        return
+    trains = context.terms.round > 1 and not finished and leaving is None
+    trains = trains and context.promised("alive-no-more") is None  # said before a restart
+    open_round.will_train = trains
+    open_round.updates.accuse_again()
+    if leaving is not None:
+        say_leave(open_round, leaving)
+    elif not finished:
+        _say_claim(open_round, wishes)
+    if not finished:
+        slot = "alive" if trains else "alive-no-more"
+        alive = Alive(head.run.run_id, head.epoch, context.terms.round, trains)
+        open_round.say(context.sign_once(slot, alive))
+
+
+def _say_claim(open_round: OpenRound, wishes: Wishes) -> None:
+    """Claim a shard while there is room here and one is vacant, or none is owned; state the capacity."""
+    context = open_round.context
+    head, state = context.terms.head, context.terms.head.state
+    row = state.row(context.me)
+    if row is None:
+        return
+    owned = len(state.shards_of(context.me))
+    vacant = any(not lease.owners for lease in state.leases)
+    wants = owned < wishes.capacity and (vacant or owned == 0)
+    if wants or row.capacity != wishes.capacity:
+        body = Claim(head.run.run_id, head.epoch, context.terms.round, wishes.capacity)
+        open_round.say(context.sign_once("claim", body))
+
+
+def say_join(open_round: OpenRound, wishes: Wishes) -> None:
+    """Ask to be a member: the state of a certificate at most one round old is on disk."""
+    context = open_round.context
+    head = context.terms.head
+    body = Join(
+        head.run.run_id,
+        head.epoch,
+        context.terms.round,
+        wishes.capacity,
+        wishes.invite_signature,
+        wishes.sponsor,
+        wishes.sponsor_signature,
+    )
+    if not admitted(head.run, context.me, body, context.verifier):
+        text = f"this run ({head.run.config.protocol.admission}) does not admit this node: its link lets nobody in"
+        context.notify(text, "error")
+        return
+    open_round.say(context.sign_once("join", body))
+
+
+def say_leave(open_round: OpenRound, leaving: Leaving) -> None:
+    """Say that this peer leaves, until a certificate lets it go."""
+    context = open_round.context
+    if not leaving.pending:
+        return
+    if not context.is_member:
+        leaving.done = True
+        return
+    head = context.terms.head
+    body = Leave(head.run.run_id, head.epoch, context.terms.round, leaving.handover, leaving.handover_bytes)
+    signed = context.sign_once("leave", body)
+    if isinstance(signed.body, Leave):
+        leaving.handover = signed.body.handover  # what was promised first counts
+    open_round.say(signed)

@@ -1,0 +1,24 @@
+"""What one peer wants of the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spes_p2p.ports import Signer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What this peer wants of the run."""
+
+    capacity: int
+    """Most shards to own."""
+    private_seed: bytes
+    """Known to nobody else: draws the part that this voter recomputes."""
+    invite_signature: bytes = b""
+    sponsor: bytes = b""
+    sponsor_signature: bytes = b""
+    stop_after_round: int | None = None
+    """Train no more once this round is certified; serve on."""
+    recovery: Signer | None = None
+    """The run's recovery key, if this peer holds it."""
