@@ -51,7 +51,7 @@ from spes_p2p.protocol.recovery import has_split, verify_recovery
 from spes_p2p.protocol.rescue import Rescue
 from spes_p2p.protocol.routing import Place, ballot_of, place_of
 from spes_p2p.protocol.siding import Siding
-from spes_p2p.protocol.tips import answer_tip
+from spes_p2p.protocol.standing import answer_tip
 from spes_p2p.protocol.updates import Held, History
 from spes_p2p.protocol.wire import NO_DIGEST
 from spes_p2p.protocol.wishes import Wishes as Wishes

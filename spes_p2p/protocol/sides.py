@@ -123,8 +123,8 @@ class Ears:
                 found[peer] = self.declared[peer][0] | {peer}
             else:
                 found[peer] = frozenset({self.me, peer})
-        for peer in self.silent & set(voters):
-            if peer in self.declared:
+        for peer in voters:
+            if peer in self.silent and peer in self.declared:
                 found[peer] = self.declared[peer][0] - {self.me}
         return found
 

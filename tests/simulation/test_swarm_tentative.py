@@ -200,8 +200,11 @@ def test_a_locked_body_is_the_only_one_that_can_become_final_after_a_detour(
     assert swarm.run_to_round(2, 5 * MINUTE_MS)
     for peer in peers:
         peer.tampers = no_precommits
-    locked = lambda: all(any(key.endswith("ballot/lock") for key in peer.journal) for peer in peers)  # noqa: E731
-    assert swarm.run(locked, 2 * MINUTE_MS)
+
+    def all_locked() -> bool:
+        return all(any(key.endswith("ballot/lock") for key in peer.journal) for peer in peers)
+
+    assert swarm.run(all_locked, 2 * MINUTE_MS)
     body = {data.split()[1] for p in peers for key, data in p.journal.items() if key.endswith("ballot/lock")}
     assert len(body) == 1
     cut_off(swarm, peers[:2], peers[2:])
@@ -282,8 +285,7 @@ def test_the_operator_may_recover_sooner_but_not_a_run_that_can_go_on(swarm_of: 
     assert any("this one can" in text for _, _, text in peers[0].notes)
     for peer in peers[1:]:
         swarm.kill(peer)
-    halted = lambda: peers[0].machine.progress(swarm.now_ms).waiting != ""  # noqa: E731
-    assert swarm.run(halted, 3 * MINUTE_MS)
+    assert swarm.run(lambda: peers[0].machine.progress(swarm.now_ms).waiting != "", 3 * MINUTE_MS)
     swarm.give(peers[0], fx.RecoverWanted(keep=()))
     assert peers[0].machine.head.epoch == 1
     assert peers[0].machine.head.state.members == (peers[0].peer_id,)

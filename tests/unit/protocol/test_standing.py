@@ -7,7 +7,7 @@ from spes_p2p.protocol.body import Cut
 from spes_p2p.protocol.codec import cut_hash
 from spes_p2p.protocol.head import Head, Terms, next_head
 from spes_p2p.protocol.messages import TipAsk
-from spes_p2p.protocol.tips import TipAnswer, answer_tip
+from spes_p2p.protocol.standing import TipAnswer, answer_tip
 from spes_p2p.protocol.transition import advance, make_body
 from spes_p2p.testing.protocol_cases import follow, identities, owned_head
 
