@@ -1,27 +1,45 @@
 """Proof that a peer signed two different statements for one slot.
 
-Slots: one update per base round, one cut and one proposal per view (as its leader), one vote per view and step.
+Slots: one update per base round; one cut and one proposal per view (as its leader); one vote per view and step; one
+view change per view; one digest per part and set of updates.
 """
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import PeerId
 from spes_p2p.ports import Verifier
 from spes_p2p.protocol.codec import check_signature, decode_signed
-from spes_p2p.protocol.messages import CutAnnouncement, Evidence, Manifest, Proposal, Signed, Vote
+from spes_p2p.protocol.messages import (
+    CutAnnouncement,
+    Evidence,
+    Manifest,
+    PartDigest,
+    Proposal,
+    Signed,
+    ViewChange,
+    Vote,
+)
+from spes_p2p.protocol.wire import NO_DIGEST
+
+ExclusiveSlot: TypeAlias = tuple[str, int, int, int, int, bytes]
+"""(tag, epoch, round, view or part, step, hash of the updates of a part): what does not apply is 0 or NO_DIGEST."""
 
 
-def exclusive_slot(signed: Signed) -> tuple[str, int, int, int, int] | None:
-    """(tag, epoch, round, view, step) that a peer may fill once only; None for statements that may be repeated."""
+def exclusive_slot(signed: Signed) -> ExclusiveSlot | None:
+    """The slot that a peer may fill once only; None for statements that may be repeated."""
     body = signed.body
     match body:
         case Manifest():
-            return body.tag, body.epoch, body.round, 0, 0
-        case CutAnnouncement() | Proposal():
-            return body.tag, body.epoch, body.round, body.view, 0
+            return body.tag, body.epoch, body.round, 0, 0, NO_DIGEST
+        case CutAnnouncement() | Proposal() | ViewChange():
+            return body.tag, body.epoch, body.round, body.view, 0, NO_DIGEST
         case Vote():
-            return body.tag, body.epoch, body.round, body.view, body.step
+            return body.tag, body.epoch, body.round, body.view, body.step, NO_DIGEST
+        case PartDigest():
+            return body.tag, body.epoch, body.round, body.part, 0, body.updates
         case _:
             return None
 

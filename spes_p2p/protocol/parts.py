@@ -9,6 +9,7 @@ from spes_p2p.protocol.codec import check_signature
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import KnownCut
 from spes_p2p.protocol.effects import Aggregate
+from spes_p2p.protocol.evidence import conflicting
 from spes_p2p.protocol.messages import PartDigest, Signed
 from spes_p2p.protocol.updates import Updates
 
@@ -88,7 +89,11 @@ class Parts:
             raise RemoteProtocolError(signed.peer, "malformed part digest")
         if signed.peer not in self._context.terms.eligible:
             raise RemoteProtocolError(signed.peer, "a part digest of a peer that does not aggregate")
-        if signed.peer in self._digests.get((body.updates, body.part), {}):
+        before = self._digests.get((body.updates, body.part), {}).get(signed.peer)
+        if before is not None:
+            if conflicting(before[0], signed):
+                check_signature(signed, self._context.verifier)
+                self._updates.accuse(before[0], signed)
             return
         sets = self._sets.setdefault(signed.peer, set())
         if body.updates not in sets and len(sets) >= _MAX_UPDATE_SETS:

@@ -163,26 +163,27 @@ class Updates:
         return after.body.round > before.body.round
 
     def accuse(self, first: Signed, second: Signed) -> None:
-        """Publish the proof that a peer signed two statements for one slot."""
-        context = self._context
-        if first.peer != context.me:
-            context.notify(f"a peer signed two {first.body.tag} statements for one slot", "warning")
-            self._publish_proof(first.peer, encode(first), encode(second))
+        """Publish the proof that a peer signed two statements for one slot, once."""
+        if first.peer != self._context.me and self._publish_proof(first.peer, encode(first), encode(second)):
+            self._context.notify(f"a peer signed two {first.body.tag} statements for one slot", "warning")
 
     def accuse_again(self) -> None:
         """Publish what is remembered of peers that are members again."""
         for accused, proof in sorted(self._history.proofs.items()):
             self._publish_proof(accused, proof.first, proof.second)
 
-    def _publish_proof(self, accused: PeerId, first: bytes, second: bytes) -> None:
+    def _publish_proof(self, accused: PeerId, first: bytes, second: bytes) -> bool:
+        """Whether the proof is news, and leaves."""
         context = self._context
         if not context.is_member or accused not in context.terms.members:
-            return
+            return False
         head = context.terms.head
         body = Evidence(head.run.run_id, head.epoch, context.terms.round, first, second)
         proof = context.sign_once(f"evidence/{accused.hex()}", body)
-        if self.add(proof):
+        is_news = self.add(proof)
+        if is_news:
             context.send(context.terms.members, proof)
+        return is_news
 
     def _begin_update(self, held: Held) -> None:
         context = self._context

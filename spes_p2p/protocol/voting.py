@@ -159,6 +159,9 @@ class Voting:
             raise RemoteProtocolError(signed.peer, "a view change of a peer that does not vote")
         before = self.wishes.get(signed.peer)
         if before is not None and isinstance(before.body, ViewChange) and before.body.view >= body.view:
+            if conflicting(before, signed):
+                check_signature(signed, context.verifier)
+                self._updates.accuse(before, signed)
             return
         check_signature(signed, context.verifier)
         if body.qc is not None:

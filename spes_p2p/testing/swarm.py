@@ -22,7 +22,7 @@ from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.body import BlobShare, Certificate
 from spes_p2p.protocol.codec import decode, encode, pack_float
-from spes_p2p.protocol.evidence import conflicting, exclusive_slot
+from spes_p2p.protocol.evidence import ExclusiveSlot, conflicting, exclusive_slot
 from spes_p2p.protocol.head import Head, genesis_head
 from spes_p2p.protocol.messages import CutMessage, Message, Piece, ProposalMessage, RunManifest, Signed
 from spes_p2p.protocol.params import PieceSizes
@@ -123,7 +123,7 @@ class Swarm:
         self.messages = 0
         self.seed = seed
         self._bodies: dict[tuple[int, int], Digest] = {}
-        self._signed: dict[tuple[PeerId, tuple[str, int, int, int, int]], Signed] = {}
+        self._signed: dict[tuple[PeerId, ExclusiveSlot], Signed] = {}
         self._trace = digest("trace")
         sizes = PieceSizes(
             expert_blob_bytes=100_000,
