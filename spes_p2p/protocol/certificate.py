@@ -64,6 +64,39 @@ def verify_qc(terms: Terms, qc: QuorumCertificate, verifier: Verifier) -> None:
     _check_signatures(terms, qc.voters, qc.signatures, payloads, held, verifier)
 
 
+def votes_of_certificate(terms: Terms, certificate: Certificate) -> tuple[Signed, ...]:
+    """The precommits whose signatures a verified certificate carries."""
+    held: frozenset[int] = frozenset()
+    identity = body_hash(certificate.body)
+    return _votes(terms, certificate.view, Step.PRECOMMIT, identity, certificate.voters, certificate.signatures, held)
+
+
+def votes_of_qc(terms: Terms, qc: QuorumCertificate) -> tuple[Signed, ...]:
+    """The prevotes whose signatures a verified quorum certificate carries."""
+    held = bits(qc.held, len(terms.voters))
+    return _votes(terms, qc.view, Step.PREVOTE, qc.body, qc.voters, qc.signatures, held)
+
+
+def _votes(
+    terms: Terms,
+    view: int,
+    step: Step,
+    body: Digest,
+    voters: bytes,
+    signatures: tuple[bytes, ...],
+    held: frozenset[int],
+) -> tuple[Signed, ...]:
+    head = terms.head
+    return tuple(
+        Signed(
+            terms.voters[index],
+            Vote(head.run.run_id, head.epoch, terms.round, view, step, body, index in held),
+            signature,
+        )
+        for index, signature in zip(sorted(bits(voters, len(terms.voters))), signatures, strict=True)
+    )
+
+
 def make_certificate(
     terms: Terms, body: Body, view: int, precommits: Mapping[PeerId, Signed], merge_lists: bytes
 ) -> Certificate:

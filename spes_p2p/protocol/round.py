@@ -29,7 +29,7 @@ from spes_p2p.ids import Digest, PeerId
 from spes_p2p.ports import Signer, Verifier
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.body import Certificate
-from spes_p2p.protocol.certificate import verify_certificate
+from spes_p2p.protocol.certificate import verify_certificate, votes_of_certificate
 from spes_p2p.protocol.codec import decode, encode
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.effects import Effect, Input
@@ -324,7 +324,8 @@ class RoundMachine:
             if not self._finished and self._leaving is None:
                 self._say_join()
             return
-        if self._round.will_train and not self._round.resume_update():
+        resumed = self._round.resume_update()  # whether or not it trains again
+        if self._round.will_train and not resumed:
             head = context.terms.head
             context.emit(fx.Train(round=context.terms.round, inner_steps=head.inner_steps))
             self._round.training = True
@@ -411,6 +412,7 @@ class RoundMachine:
 
     def _finish(self, certificate: Certificate) -> None:
         head = verify_certificate(self.terms, certificate, self._verifier)
+        self._round.voting.compare(votes_of_certificate(self.terms, certificate))
         self._adopt(certificate, head)
 
     def _advance(self) -> None:

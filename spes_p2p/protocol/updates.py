@@ -336,7 +336,9 @@ class Updates:
             held.manifest,
             self._context.verifier,
         )
-        held.acks[signed.peer] = signed
+        before = held.acks.get(signed.peer)
+        if before is None or _num_acked(signed) > _num_acked(before):
+            held.acks[signed.peer] = signed  # one with fewer pieces was overtaken, or its author has restarted
         self._try_receipt(held)
 
     def _try_receipt(self, held: Held) -> None:
@@ -380,6 +382,7 @@ class Updates:
             context.held.update(manifest.pieces[i].blob for i, reason in old.checks.items() if reason is None)
             if old.signed.peer == context.me:
                 context.held.update(piece.blob for piece in manifest.pieces)
+                context.persist(f"signed/manifest/{manifest.round}", encode(old.signed))
             if old.acked:
                 self._promise_slot(held)
             if old.receipt is not None and self._stands(old.receipt, old.signed.peer, manifest):
@@ -459,3 +462,8 @@ class Updates:
             if held.manifest is not None and held.receipt is None and len(held.asked) < len(held.manifest.pieces)
         )
         return min(waiting, default=None)
+
+
+def _num_acked(signed: Signed) -> int:
+    """Pieces that an ack names: an acker never takes one back."""
+    return int.from_bytes(signed.body.pieces, "little").bit_count() if isinstance(signed.body, Ack) else 0

@@ -14,7 +14,7 @@ A lock is released only by a proposal whose quorum certificate is of a later vie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -23,7 +23,7 @@ from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol.bodies import Bodies, KnownBody
 from spes_p2p.protocol.body import Certificate
-from spes_p2p.protocol.certificate import make_certificate, make_qc, verify_qc
+from spes_p2p.protocol.certificate import make_certificate, make_qc, verify_qc, votes_of_qc
 from spes_p2p.protocol.codec import body_hash, check_signature, decode, encode
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import Cuts
@@ -197,6 +197,7 @@ class Voting:
         """A quorum certificate of anybody; the body is asked for if it is not known. Raises RemoteProtocolError."""
         if self.qc is None or qc.view > self.qc.view:
             verify_qc(self._context.terms, qc, self._context.verifier)
+            self.compare(votes_of_qc(self._context.terms, qc))
             self.qc = qc
             self._context.persist("qc", encode(qc))
         if qc == self.qc and qc.body not in self._bodies.known:
@@ -274,6 +275,14 @@ class Voting:
             if len(backers) > context.terms.num_faults:  # one of them is honest and has it
                 context.want(Ref(RefKind.BODY, body.body, NO_DIGEST), backers)
         self._revote()
+
+    def compare(self, votes: Iterable[Signed]) -> None:
+        """Votes that a verified quorum carries, with those that are held: two for one slot are evidence."""
+        for signed in votes:
+            vote = _vote(signed)
+            before = self.votes[vote.step].get(vote.view, {}).get(signed.peer)
+            if before is not None and conflicting(before, signed):
+                self._updates.accuse(before, signed)
 
     def votes_for(self, step: Step, view: int, body: Digest) -> dict[PeerId, Signed]:
         """Votes of one step and view for one body."""

@@ -9,8 +9,9 @@ from spes_p2p.crypto import Identity, verify
 from spes_p2p.digests import digest
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.protocol import effects as fx
-from spes_p2p.protocol.codec import body_hash, cut_hash, sign
+from spes_p2p.protocol.codec import body_hash, cut_hash, decode, encode, sign
 from spes_p2p.protocol.evidence import accused
+from spes_p2p.protocol.head import Terms
 from spes_p2p.protocol.messages import (
     CutAnnouncement,
     CutMessage,
@@ -22,11 +23,13 @@ from spes_p2p.protocol.messages import (
     Signed,
     ViewChange,
 )
+from spes_p2p.protocol.round import RoundMachine, Wishes
 from spes_p2p.protocol.wire import ItemKind, Step
 from spes_p2p.testing.one_voter import OneVoter
 from spes_p2p.testing.protocol_cases import (
     alive_of,
     body_of,
+    certificate_of,
     claim_of,
     cut_of,
     follow,
@@ -172,3 +175,34 @@ def test_claims_and_signs_of_life_may_change() -> None:
     peer = voter.others[0]
     voter.hear(peer, claim_of(HEAD, peer, 1), claim_of(HEAD, peer, 2), alive_of(HEAD, peer, more=True))
     assert proofs(voter) == []
+
+
+# --- what only the signatures of a quorum reveal ---------------------------------------------------------------------
+
+
+def test_a_prevote_inside_a_quorum_certificate_convicts_with_another_that_is_held() -> None:
+    voter = settled()
+    liar, honest, third = voter.others
+    body = digest("certified")
+    voter.hear(liar, vote_of(voter.terms, liar, Step.PREVOTE, digest("shown here"), held=True))
+    voter.hear(honest, vote_of(voter.terms, honest, Step.PREVOTE, body, held=True))
+    voter.hear(third, sign(third, ViewChange(RUN, 0, 2, 1, voter.qc_of(body, 0))))
+    (proof,) = proofs(voter)
+    assert isinstance(proof.body, Evidence)
+    assert accused(proof.body, verify) == liar.peer_id
+
+
+def test_a_precommit_inside_a_certificate_convicts_in_the_next_round() -> None:
+    machine = RoundMachine(HEAD, PEERS[0], verify, Wishes(capacity=2, private_seed=b"mine"), now_ms=0)
+    machine.start(0)
+    liar = PEERS[1]
+    vote = vote_of(Terms(HEAD), liar, Step.PRECOMMIT, digest("shown here"))
+    machine.handle(fx.Received(sender=liar.peer_id, data=encode(vote)), 1)
+    certificate = certificate_of(HEAD, BODIES[0], PEERS[1:])
+    effects = machine.handle(fx.Received(sender=PEERS[2].peer_id, data=encode(certificate)), 2)
+    sent = [decode(effect.data) for effect in effects if isinstance(effect, fx.Send)]
+    bodies = [message.body for message in sent if isinstance(message, Signed)]
+    assert {accused(body, verify) for body in bodies if isinstance(body, Evidence)} == {liar.peer_id}
+    assert {body.round for body in bodies if isinstance(body, Evidence)} == {2}
+    named = [entry.kind for entry in machine._round.cuts.make().items if entry.kind is ItemKind.EVIDENCE]
+    assert (machine.head.round, named) == (2, [ItemKind.EVIDENCE])
