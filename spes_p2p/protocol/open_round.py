@@ -9,7 +9,7 @@ from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.bodies import Bodies
 from spes_p2p.protocol.body import Body, Cut, Entry
-from spes_p2p.protocol.codec import body_hash, check_signature, cut_hash, decode, encode
+from spes_p2p.protocol.codec import body_hash, check_signature, cut_hash, decode_as, encode
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import Cuts
 from spes_p2p.protocol.effects import Input
@@ -74,9 +74,7 @@ class OpenRound:
         prefix = f"{self.context.key}cut-body/"
         for key, data in sorted(journal.items()):
             if key.startswith(prefix):
-                cut = decode(data)
-                if isinstance(cut, Cut):
-                    self.cuts.learn(cut, ())
+                self.cuts.learn(decode_as(Cut, data), ())
         self.voting.restore(self.context.journal)
 
     # --- own statements and results ----------------------------------------------------------------------------------
@@ -215,10 +213,8 @@ class OpenRound:
         held = self.updates.by_hash.get(refusal.manifest)
         if held is None or held.signed.peer != self.context.me or signed.peer in held.refused_by:
             return
-        manifest = held.signed.body
-        if not isinstance(manifest, Manifest):
-            return
-        if signed.peer not in self.context.terms.members:
+        manifest = held.manifest
+        if manifest is None or signed.peer not in self.context.terms.members:
             return  # anybody can make keys; only members acknowledge
         check_signature(signed, self.context.verifier)
         held.refused_by[signed.peer] = refusal.reason

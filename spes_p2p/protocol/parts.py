@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from spes_p2p.digests import digest
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
@@ -11,6 +13,7 @@ from spes_p2p.protocol.cuts import KnownCut
 from spes_p2p.protocol.effects import Aggregate
 from spes_p2p.protocol.evidence import conflicting
 from spes_p2p.protocol.messages import PartDigest, Signed
+from spes_p2p.protocol.transition import Transition
 from spes_p2p.protocol.updates import Updates
 
 _MAX_UPDATE_SETS = 64
@@ -50,12 +53,9 @@ class Parts:
             place = order.index(context.me)
             if place < terms.replicas or (place < reach and self.result(transition.updates_hash, part) is None):
                 self._asked.add((transition.updates_hash, part))
-                self._aggregate(known, part, recheck=False)
+                self._aggregate(transition, part, recheck=False)
 
-    def _aggregate(self, known: KnownCut, part: int, *, recheck: bool) -> None:
-        transition = known.transition
-        if transition is None:
-            return
+    def _aggregate(self, transition: Transition, part: int, *, recheck: bool) -> None:
         sources = self._updates.sources()
         blobs = [contribution.pieces[part].blob for contribution in transition.contributions]
         self._context.emit(
@@ -135,11 +135,9 @@ class Parts:
 
     # --- the private recheck -----------------------------------------------------------------------------------------
 
-    def recheck(self, known: KnownCut, kept: frozenset[int], digests: tuple[Digest, ...]) -> bool | None:
+    def recheck(self, transition: Transition, kept: frozenset[int], digests: tuple[Digest, ...]) -> bool | None:
         """Whether the part drawn from this peer's private seed has the digest that is proposed; None: not known yet."""
-        transition, context = known.transition, self._context
-        if transition is None:
-            return None
+        context = self._context
         drawn = [part for part in range(len(digests)) if part not in kept]
         if not drawn or not transition.contributions:
             return True
@@ -153,7 +151,7 @@ class Parts:
                 return None
             self._rechecks.add(transition.updates_hash)
             if (transition.updates_hash, part) not in self._asked:
-                self._aggregate(known, part, recheck=True)
+                self._aggregate(transition, part, recheck=True)
         return None
 
     def rechecked(self, updates: Digest, part: int, value: Digest) -> None:
@@ -162,6 +160,4 @@ class Parts:
 
 
 def _value(signed: Signed) -> Digest:
-    if not isinstance(signed.body, PartDigest):
-        raise RemoteProtocolError(signed.peer, "not a part digest")
-    return signed.body.digest
+    return cast(PartDigest, signed.body).digest  # nothing else is among the digests

@@ -43,7 +43,7 @@ class RosterChange:
     evicted: frozenset[PeerId]
     """Proven to have signed two statements for one slot."""
     joining: Mapping[PeerId, int]
-    """Admitted newcomers and their capacities."""
+    """Admitted newcomers, none of them a member before the cut, and their capacities."""
     capacities: Mapping[PeerId, int]
     """Capacities that members state in this cut."""
     accepted_bases: Mapping[PeerId, Sequence[int]]
@@ -72,10 +72,7 @@ def next_roster(terms: Terms, change: RosterChange) -> tuple[RosterRow, ...]:
                 row.voter_since,
             )
         )
-    members = {row.peer for row in rows}
-    for peer in sorted(change.joining):
-        if peer not in members and peer not in change.evicted:
-            rows.append(RosterRow(peer, change.joining[peer], 0, 0, terms.round, None))
+    rows += [RosterRow(peer, capacity, 0, 0, terms.round, None) for peer, capacity in change.joining.items()]
     return _with_voters(terms, tuple(sorted(rows, key=lambda row: row.peer)))
 
 

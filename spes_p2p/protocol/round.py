@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from spes_p2p.errors import LocalProtocolError, RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
@@ -349,8 +350,7 @@ class RoundMachine:
             head.run.run_id, head.epoch, context.terms.round, self._leaving.handover, self._leaving.handover_bytes
         )
         signed = context.sign_once("leave", body)
-        if isinstance(signed.body, Leave):
-            self._leaving.handover = signed.body.handover  # what was promised first counts
+        self._leaving.handover = cast(Leave, signed.body).handover  # what was promised first counts
         self._round.say(signed)
 
     def _note_leave(self, certificate: Certificate, head: Head) -> None:

@@ -33,6 +33,14 @@ from spes_p2p.protocol.roster import admitted
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind
 
 STATEMENT_TYPES = (Manifest, Alive, Join, Leave, Claim, Evidence)
+_KINDS: Mapping[type[Statement], ItemKind] = {
+    Manifest: ItemKind.UPDATE,
+    Alive: ItemKind.ALIVE,
+    Join: ItemKind.JOIN,
+    Leave: ItemKind.LEAVE,
+    Claim: ItemKind.CLAIM,
+    Evidence: ItemKind.EVIDENCE,
+}
 
 
 Slot: TypeAlias = tuple[ItemKind, PeerId, int]
@@ -55,19 +63,7 @@ def slot_of(signed: Signed) -> Slot:
 
 def kind_of(statement: Statement) -> ItemKind:
     """The kind of cut item a statement becomes (a manifest without receipt becomes ALIVE)."""
-    match statement:
-        case Manifest():
-            return ItemKind.UPDATE
-        case Alive():
-            return ItemKind.ALIVE
-        case Join():
-            return ItemKind.JOIN
-        case Leave():
-            return ItemKind.LEAVE
-        case Claim():
-            return ItemKind.CLAIM
-        case Evidence():
-            return ItemKind.EVIDENCE
+    return _KINDS[type(statement)]
 
 
 def check_statement(terms: Terms, signed: Signed, verifier: Verifier) -> None:
@@ -91,7 +87,7 @@ def check_statement(terms: Terms, signed: Signed, verifier: Verifier) -> None:
                 raise RemoteProtocolError(peer, f"join is not admitted ({terms.config.protocol.admission} run)")
         case Leave() | Claim():
             _check_round(terms, peer, body.tag, body.round, STATEMENT_ROUNDS)
-        case Evidence():
+        case _:  # evidence
             _check_round(terms, peer, body.tag, body.round, STATEMENT_ROUNDS)
             if evidence.accused(body, verifier) not in terms.members:
                 raise RemoteProtocolError(peer, "evidence against a peer that is not a member")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 
@@ -24,9 +25,9 @@ from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol.bodies import Bodies, KnownBody
 from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.certificate import make_certificate, make_qc, verify_qc, votes_of_qc
-from spes_p2p.protocol.codec import body_hash, check_signature, decode, encode
+from spes_p2p.protocol.codec import body_hash, check_signature, decode_as, decode_signed, encode
 from spes_p2p.protocol.context import Context
-from spes_p2p.protocol.cuts import Cuts
+from spes_p2p.protocol.cuts import Cuts, KnownCut
 from spes_p2p.protocol.evidence import conflicting
 from spes_p2p.protocol.messages import (
     BodyMessage,
@@ -40,6 +41,7 @@ from spes_p2p.protocol.messages import (
 )
 from spes_p2p.protocol.params import MAX_VIEWS_AHEAD
 from spes_p2p.protocol.parts import Parts
+from spes_p2p.protocol.transition import Transition
 from spes_p2p.protocol.updates import Updates
 from spes_p2p.protocol.wire import NO_DIGEST, RefKind, Step
 
@@ -89,9 +91,8 @@ class Voting:
         entries = {key.removeprefix(context.key): data for key, data in sorted(journal.items())}
         for slot, data in entries.items():
             if slot.startswith("body/"):
-                message = decode(data)
-                if isinstance(message, BodyMessage):
-                    self._bodies.learn(message.body, message.merge_lists, ())
+                message = decode_as(BodyMessage, data)
+                self._bodies.learn(message.body, message.merge_lists, ())
         if "qc" in entries:
             self.qc = msgspec.msgpack.decode(entries["qc"], type=QuorumCertificate)
         if "lock" in entries:
@@ -100,11 +101,9 @@ class Voting:
         if "view" in entries:
             self.view = self._cuts.view = int(entries["view"])
             self.began_at_ms[self.view] = context.now_ms
-        for slot in entries:
+        for slot, data in entries.items():
             if slot.startswith(("signed/vote/", "signed/wish/")):
-                signed = context.promised(slot.removeprefix("signed/"))
-                if signed is None:
-                    continue
+                signed = decode_signed(data)
                 context.send(context.terms.voters, signed)
                 if isinstance(signed.body, ViewChange):
                     self._wished = max(self._wished, signed.body.view)
@@ -185,11 +184,7 @@ class Voting:
             self._wish(asked[terms.num_faults])
             asked = self._asked_views()
         if len(asked) >= terms.quorum and asked[terms.quorum - 1] > self.view:
-            due = asked[terms.quorum - 1]
-            if self._context.is_voter and self._wished < due:
-                self._wish(due)
-            if self.view < due:
-                self.begin(due)
+            self.begin(asked[terms.quorum - 1])
 
     # --- quorum certificates -----------------------------------------------------------------------------------------
 
@@ -228,12 +223,11 @@ class Voting:
         if body.view > self.view + MAX_VIEWS_AHEAD:
             return
         before = self.proposals.get(body.view)
-        if before == signed:
+        if before is not None and before.body == body:
             return
         check_signature(signed, context.verifier)
         if before is not None:
-            if conflicting(before, signed):
-                self._updates.accuse(before, signed)
+            self._updates.accuse(before, signed)
             return
         if body_hash(message.body) != body.body:
             raise RemoteProtocolError(sender, "a proposal with another body than it names")
@@ -316,13 +310,8 @@ class Voting:
 
     def _try_prevote(self) -> None:
         signed = self.proposals.get(self.view)
-        if signed is None or self._voted(Step.PREVOTE):
-            return
-        if self._context.promised(f"vote/{self.view}/{int(Step.PREVOTE)}") is not None:
-            self._cast(Step.PREVOTE, NO_DIGEST, held=False)  # sends what the journal holds
-            return
-        proposal = signed.body
-        if not isinstance(proposal, Proposal):
+        proposal = signed.body if signed is not None else None
+        if not isinstance(proposal, Proposal) or self._voted(Step.PREVOTE):
             return
         known = self._bodies.known[proposal.body]
         self._bodies.examine(known)
@@ -344,15 +333,13 @@ class Voting:
             released = proposal.qc is not None and proposal.qc.view >= self.lock.view
             if not released:
                 return f"locked on another body since view {self.lock.view}"
-        if not known.derived or not known.supported:
-            return None
         cut = self._bodies.cut_of(known)
-        if cut is None or cut.transition is None:
+        if not known.derived or not known.supported or cut is None or cut.transition is None:
             return None
         enough_hold = self.held_votes(self.view, known.hash) > context.terms.num_faults
         if not enough_hold and not (known.held and known.ranked):
             return None
-        agreed = self._parts.recheck(cut, self._bodies.kept(known), known.body.parts)
+        agreed = self._parts.recheck(cut.transition, self._bodies.kept(known), known.body.parts)
         if agreed is False:
             return "a recomputed part has another digest"
         patience = context.terms.config.protocol.view_timeout(self.view) // 2
@@ -360,15 +347,12 @@ class Voting:
             return None
         if agreed is None:
             context.notify("the recheck of a part did not end in time", "warning")
-        return "" if proposal.qc is not None else self._judge_locally(known)
+        return "" if proposal.qc is not None else self._judge_locally(known, cut, cut.transition)
 
-    def _judge_locally(self, known: KnownBody) -> str | None:
+    def _judge_locally(self, known: KnownBody, cut: KnownCut, transition: Transition) -> str | None:
         """Local knowledge, for a proposal without a quorum certificate only."""
         context = self._context
         protocol = context.terms.config.protocol
-        cut = self._bodies.cut_of(known)
-        if cut is None or cut.transition is None:
-            return None
         if self.view == 0:
             before_ms = self.began_at_ms[0] - protocol.view_timeout(0)
         else:
@@ -377,10 +361,10 @@ class Voting:
         if missing:
             return f"the cut leaves out {missing[0]}"
         kept = self._bodies.kept(known)
-        if kept and cut.transition.contributions:
+        if kept and transition.contributions:
             budget = context.terms.transfer_budget_ms
             since_ms = cut.received_at_ms + budget // 2 if self.view == 0 else before_ms
-            if any(self._parts.agreed_before(cut.transition.updates_hash, part, since_ms) for part in sorted(kept)):
+            if any(self._parts.agreed_before(transition.updates_hash, part, since_ms) for part in sorted(kept)):
                 return "a part is kept although its digests agree"
             if self.view == 0 and context.now_ms < cut.received_at_ms + budget - protocol.view_timeout(0) // 2:
                 return None
@@ -429,6 +413,4 @@ class Voting:
 
 
 def _vote(signed: Signed) -> Vote:
-    if not isinstance(signed.body, Vote):
-        raise RemoteProtocolError(signed.peer, "not a vote")
-    return signed.body
+    return cast(Vote, signed.body)  # nothing else is among the votes
