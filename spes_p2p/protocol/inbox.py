@@ -67,14 +67,14 @@ class Inbox:
         last = self._asked_at_ms.get(peer)
         if last is not None and now_ms < last + pause_ms:
             return False
-        if len(self._asked_at_ms) >= MAX_PEERS_REMEMBERED:
+        if last is None and len(self._asked_at_ms) >= MAX_PEERS_REMEMBERED:
             self._asked_at_ms.clear()
         self._asked_at_ms[peer] = now_ms
         return True
 
     def may_answer(self, peer: PeerId, round_number: int, now_ms: int, pause_ms: int) -> bool:
         """Whether to send a peer the certificate of an old round, or all of the open one, now."""
-        if len(self._answered_at_ms) >= MAX_PEERS_REMEMBERED:
+        if peer not in self._answered_at_ms and len(self._answered_at_ms) >= MAX_PEERS_REMEMBERED:
             self._answered_at_ms.clear()
         recent = {number: at for number, at in self._answered_at_ms.get(peer, {}).items() if now_ms < at + pause_ms}
         if round_number in recent or len(recent) >= MAX_ANSWERS_PER_PAUSE:

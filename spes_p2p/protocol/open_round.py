@@ -255,7 +255,7 @@ class OpenRound:
             case RefKind.BODY:
                 body = self.bodies.known.get(ref.hash)
                 return [BodyMessage(body.body, body.merge_lists)] if body else []
-            case RefKind.DIGESTS:
+            case _:  # digests
                 return list(self.parts.all_signed(ref.hash))
 
     def everything(self, peer: PeerId) -> list[bytes]:
