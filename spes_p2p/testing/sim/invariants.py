@@ -22,6 +22,7 @@ what it says of itself (the swarm's `problems` are left to the tests).
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from spes_p2p.digests import digest
@@ -31,7 +32,7 @@ from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.body import Body, Certificate
 from spes_p2p.protocol.codec import decode, decode_signed, statement_hash
 from spes_p2p.protocol.head import Head, Terms
-from spes_p2p.protocol.messages import Ack, Evidence, Manifest, Message, PartDigest, Piece, Signed
+from spes_p2p.protocol.messages import Ack, Evidence, Manifest, Message, PartDigest, Piece, Receipt, Signed
 from spes_p2p.protocol.open_round import OpenRound
 from spes_p2p.protocol.params import MIN_BYZANTINE_VOTERS, SILENT_ROUNDS
 from spes_p2p.protocol.wire import ItemKind, PieceKind
@@ -72,6 +73,8 @@ class Monitor:
         """Update -> (round, when) its honest author had the receipt."""
         self.evicted: dict[PeerId, tuple[int, str]] = {}
         """Who was put out last: (round, why)."""
+        self.noticed: Callable[[Head, Head], None] = lambda before, head: None
+        """Called with each head that is new to all, and the one before it."""
         self._proofs: dict[Digest, PeerId] = {}
         """Evidence statement -> accused."""
         self._signed: dict[tuple[PeerId, rules.Slot], Signed] = {}
@@ -97,9 +100,12 @@ class Monitor:
     def sent(self, peer: SimPeer, send: fx.Send) -> None:
         """A message leaves."""
         self.trace_hash = digest("trace", self.trace_hash, self._swarm.now_ms, peer.peer_id, send.to, send.data)
-        for signed in rules.signed_in(_decoded(send.data)):
+        message = _decoded(send.data)
+        if isinstance(message, Receipt) and self.manifests.get(message.manifest, (None,))[0] == peer.peer_id:
+            self.receipted_at.setdefault(message.manifest, (peer.machine.terms.round, self._swarm.now_ms))
+        for signed in rules.signed_in(message):
             self._note(signed)
-            if signed.peer == peer.peer_id and peer.tampers is None and not peer.byzantine:
+            if signed.peer == peer.peer_id and peer.watched:
                 self._check_promise(peer, signed)
 
     def trained(self, peer: SimPeer, round_number: int, pieces: tuple[Piece, ...]) -> None:
@@ -168,6 +174,7 @@ class Monitor:
             self.adopters[head.hash] = peer.peer_id
             self.certificates[head.hash] = certificate
             self._check_body(before, head, certificate.body)
+            self.noticed(before, head)
         if peer.honest:
             self._check_insisted(before, head, certificate.body)
 
@@ -228,7 +235,7 @@ class Monitor:
             row = before.state.row(peer)
             if peer in accused:
                 self.evicted[peer] = head.round, "evidence"
-                if self._swarm.peers[peer].tampers is None and not self._swarm.peers[peer].byzantine:
+                if self._swarm.peers[peer].watched:
                     raise self.broken(f"S9: {self.name(peer)} is honest and evicted by evidence in round {head.round}")
             elif peer in leaving:
                 self.evicted[peer] = head.round, "left"

@@ -75,7 +75,9 @@ class SimPeer:
     withholds: bool = False
     """Serves no blob."""
     byzantine: bool = False
-    """It may break any rule, or did so once: what it signs is not watched."""
+    """It may break any rule."""
+    once_byzantine: bool = False
+    """It did, and keeps to the rules now; what it signed before may speak against it."""
     sybil: bool = False
     """It joined to be many; nothing is expected of it."""
     frozen: bool = False
@@ -103,6 +105,11 @@ class SimPeer:
         """Whether it keeps to the protocol, as far as anybody has said."""
         lies = self.tampers is not None or self.withholds or self.aggregates is not unchanged
         return not (self.byzantine or lies)
+
+    @property
+    def watched(self) -> bool:
+        """Whether everything it ever signed must agree."""
+        return self.tampers is None and not (self.byzantine or self.once_byzantine)
 
     @property
     def runs(self) -> bool:
