@@ -1,10 +1,11 @@
 """What the core needs from outside. Each port has one real implementation and one fake.
 
-BlobStore, Journal and Transport have one contract suite for both (`tests/contract`).
+All but the clock have one contract suite for both (`tests/contract`).
 
 port       real                            fake
 Clock      node.clock.MonotonicClock       testing.clock.VirtualClock
-Signer     crypto.Identity                 (the real one is fast enough)
+Signer     crypto.Identity                 testing.signing.FastSigner
+Verifier   crypto.verify                   testing.signing.verify_fast
 BlobStore  storage.blobs.DiskBlobs         testing.blobs.MemoryBlobs
 Journal    storage.journal.SqliteJournal   testing.journal.MemoryJournal
 Transport  network.transport.P2PTransport  testing.network.MemoryTransport
@@ -40,7 +41,7 @@ class Signer(Protocol):
 
 
 Verifier: TypeAlias = Callable[[PeerId, str, bytes, bytes], bool]
-"""(peer, tag, payload, signature) -> valid. `crypto.verify`, or a cached one."""
+"""(peer, tag, payload, signature) -> valid; False for anything malformed. `crypto.verify`, or a fast one."""
 
 
 class BlobStore(Protocol):

@@ -1,0 +1,114 @@
+"""Blobs of a simulated swarm: names with holders, that take time by size and line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from spes_p2p.ids import Digest, PeerId
+from spes_p2p.protocol.head import Head
+from spes_p2p.protocol.params import PieceSizes
+from spes_p2p.testing.sim.peer import SimPeer
+
+if TYPE_CHECKING:
+    from spes_p2p.testing.swarm import Swarm
+
+RETRY_MS = 500
+"""Before a state is asked for again."""
+
+
+class Blobs:
+    """Transfers between the peers of a swarm. A peer's blobs are on its disk: a crash loses none."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self._swarm = swarm
+
+    def source(self, peer: PeerId, blob: Digest, sources: Iterable[PeerId]) -> SimPeer | None:
+        """The first of these that has a blob, runs, serves it, and can be reached both ways."""
+        swarm = self._swarm
+        for other_id in sources:
+            if other_id == peer or swarm.is_blocked(other_id, peer) or swarm.is_blocked(peer, other_id):
+                continue
+            for other in swarm.instances(other_id):
+                if other.runs and not other.withholds and blob in other.blobs:
+                    return other
+        return None
+
+    def fetch(
+        self,
+        peer: SimPeer,
+        blob: Digest,
+        num_bytes: int,
+        sources: tuple[PeerId, ...],
+        ended: Callable[[bool], None],
+    ) -> None:
+        """Bring a blob here; `ended(whether it came)` is called if the process still lives."""
+        swarm = self._swarm
+        life = peer.life
+        if blob in peer.blobs:
+            swarm.after(peer, peer.line.transfer_ms, lambda: ended(True))
+            return
+        source = self.source(peer.peer_id, blob, sources)
+        if source is None:
+            swarm.after(peer, 10 * peer.line.transfer_ms, lambda: ended(False))
+            return
+
+        def arrive() -> None:
+            if peer.life != life or not peer.alive:
+                return
+            there = self.source(peer.peer_id, blob, (source.peer_id, *sources)) is not None
+            if there:
+                peer.blobs.add(blob)
+            swarm.when_thawed(peer, lambda: ended(there or blob in peer.blobs))
+
+        swarm.at(self._transfer_ms(source, peer, num_bytes), arrive)
+
+    def _transfer_ms(self, source: SimPeer, peer: SimPeer, num_bytes: int) -> int:
+        """Transfers of one line follow each other; a slow source takes no more of a fast receiver than its bytes."""
+        now = self._swarm.now_ms
+        source.uplink_free_ms = max(now, source.uplink_free_ms) + source.line.bytes_ms(num_bytes)
+        peer.downlink_free_ms = max(now, peer.downlink_free_ms) + peer.line.bytes_ms(num_bytes)
+        return peer.line.transfer_ms + max(source.uplink_free_ms, peer.downlink_free_ms) - now
+
+    def load(self, peer: SimPeer, head: Head, holders: tuple[PeerId, ...], ready: Callable[[], None]) -> None:
+        """Fetch what a state lacks, again and again, until it is all here or a newer state took over."""
+        lacking = {blob: size for blob, size in state_blobs(head).items() if blob not in peer.blobs}
+        if not lacking:
+            self._swarm.after(peer, peer.line.transfer_ms, ready)
+            return
+        outstanding = set(lacking)
+
+        def ended(blob: Digest, came: bool) -> None:
+            outstanding.discard(blob)
+            if not outstanding and peer.heads[-1] is head:
+                delay_ms = 0 if came else RETRY_MS
+                self._swarm.after(peer, delay_ms, lambda: self.load(peer, head, holders, ready))
+
+        sources = tuple(dict.fromkeys((*holders, *head.state.members, *self._swarm.peers)))
+        for blob, size in sorted(lacking.items()):
+            self.fetch(peer, blob, size, sources, partial(ended, blob))
+
+    def fetch_all(
+        self, peer: SimPeer, wanted: Mapping[Digest, tuple[int, tuple[PeerId, ...]]], ended: Callable[[bool], None]
+    ) -> None:
+        """Bring several blobs here; `ended(whether all came)`."""
+        outstanding, failed = set(wanted), set()
+
+        def one(blob: Digest, came: bool) -> None:
+            outstanding.discard(blob)
+            if not came:
+                failed.add(blob)
+            if not outstanding:
+                ended(not failed)
+
+        for blob, (size, sources) in sorted(wanted.items()):
+            self.fetch(peer, blob, size, sources, partial(one, blob))
+
+
+def state_blobs(head: Head) -> dict[Digest, int]:
+    """Every blob of a state, with its size."""
+    sizes: PieceSizes = head.run.sizes
+    found = dict.fromkeys(head.parts, sizes.part_result_bytes)
+    found.update({share.blob: sizes.expert_blob_bytes for row in head.state.shards for share in row.blobs})
+    return found
