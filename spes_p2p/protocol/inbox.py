@@ -22,13 +22,11 @@ def round_of(message: Message) -> int:
     match message:
         case Signed():
             return message.body.round
-        case Receipt():
-            return max((ack.body.round for ack in message.acks), default=-1)
         case CutMessage():
             return message.cut.round
         case ProposalMessage() | BodyMessage() | Certificate():
             return message.body.round
-        case Offer() | Want() | Cut():
+        case Receipt() | Offer() | Want() | Cut():
             return message.round
         case _:
             return -1

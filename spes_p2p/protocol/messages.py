@@ -276,11 +276,20 @@ class Signed(Wire, frozen=True, tag="signed"):
 # --- messages that are authenticated by the transport alone ----------------------------------------------------------
 
 
-class Receipt(Wire, frozen=True, tag="receipt"):
-    """Acks for every piece of an update."""
+class AckMark(Wire, frozen=True):
+    """What is left of an `Ack` whose manifest is known."""
 
+    peer: Peer
+    pieces: Bitmap
+    signature: Signature
+
+
+class Receipt(Wire, frozen=True, tag="receipt"):
+    """Acks for every piece of an update of `round`."""
+
+    round: Count
     manifest: Hash
-    acks: Annotated[tuple[Signed, ...], Meta(max_length=128)]
+    acks: Annotated[tuple[AckMark, ...], Meta(max_length=128)]
 
 
 class CutMessage(Wire, frozen=True, tag="cut-msg"):
