@@ -345,6 +345,32 @@ class TipAsk(Wire, frozen=True, tag="tip"):
     round: Count
 
 
+class Decided(Wire, frozen=True, tag="decided"):
+    """The sender has the certificate of this round."""
+
+    epoch: Count
+    round: Count
+
+
+class SeenView(Wire, frozen=True):
+    """What a voter has of one view: two bytes of each signature, per voter by peer id; zeros, or empty: nothing."""
+
+    view: Count
+    proposal: Annotated[bytes, Meta(max_length=2)]
+    prevotes: Annotated[bytes, Meta(max_length=256)]
+    precommits: Annotated[bytes, Meta(max_length=256)]
+
+
+class Seen(Wire, frozen=True, tag="seen"):
+    """Asks a voter for the votes, proposals and view changes that the sender lacks."""
+
+    epoch: Count
+    round: Count
+    wishes: Annotated[tuple[Count, ...], Meta(max_length=128)]
+    """Highest view that each voter, by peer id, has asked for; 0: none."""
+    views: Annotated[tuple[SeenView, ...], Meta(max_length=64)]
+
+
 class HandoverDone(Wire, frozen=True, tag="handover"):
     """The successor has what the leaver handed over."""
 
@@ -363,6 +389,8 @@ Message: TypeAlias = (
     | Offer
     | Want
     | TipAsk
+    | Decided
+    | Seen
     | HandoverDone
     | SignedRun
 )
