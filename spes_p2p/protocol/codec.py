@@ -135,7 +135,11 @@ def bits(data: bytes, size: int) -> frozenset[int]:
     """Indices of the set bits. Raises RemoteProtocolError for a wrong length or a bit beyond `size`."""
     if len(data) != -(-size // 8):
         raise RemoteProtocolError(None, f"bitmap of {len(data)} bytes for {size} bits")
-    found = frozenset(index for index in range(8 * len(data)) if data[index // 8] >> (index % 8) & 1)
-    if any(index >= size for index in found):
+    left, found = int.from_bytes(data, "little"), set()
+    if left >> size:
         raise RemoteProtocolError(None, f"bitmap has a bit beyond {size}")
-    return found
+    while left:
+        lowest = left & -left
+        found.add(lowest.bit_length() - 1)
+        left ^= lowest
+    return frozenset(found)

@@ -167,6 +167,11 @@ class Terms:
         return election.eligible(self.seed, self.voters, self.members)
 
     @cached_property
+    def eligible_set(self) -> frozenset[PeerId]:
+        """The eligible, for looking up."""
+        return frozenset(self.eligible)
+
+    @cached_property
     def leaders(self) -> tuple[PeerId, ...]:
         """Order of leaders."""
         return election.leaders(self.seed, self.voters)

@@ -276,11 +276,20 @@ class Signed(Wire, frozen=True, tag="signed"):
 # --- messages that are authenticated by the transport alone ----------------------------------------------------------
 
 
-class Receipt(Wire, frozen=True, tag="receipt"):
-    """Acks for every piece of an update."""
+class AckMark(Wire, frozen=True):
+    """What is left of an `Ack` whose manifest is known."""
 
+    peer: Peer
+    pieces: Bitmap
+    signature: Signature
+
+
+class Receipt(Wire, frozen=True, tag="receipt"):
+    """Acks for every piece of an update of `round`."""
+
+    round: Count
     manifest: Hash
-    acks: Annotated[tuple[Signed, ...], Meta(max_length=128)]
+    acks: Annotated[tuple[AckMark, ...], Meta(max_length=128)]
 
 
 class CutMessage(Wire, frozen=True, tag="cut-msg"):
@@ -336,6 +345,32 @@ class TipAsk(Wire, frozen=True, tag="tip"):
     round: Count
 
 
+class Decided(Wire, frozen=True, tag="decided"):
+    """The sender has the certificate of this round."""
+
+    epoch: Count
+    round: Count
+
+
+class SeenView(Wire, frozen=True):
+    """What a voter has of one view: two bytes of each signature, per voter by peer id; zeros, or empty: nothing."""
+
+    view: Count
+    proposal: Annotated[bytes, Meta(max_length=2)]
+    prevotes: Annotated[bytes, Meta(max_length=256)]
+    precommits: Annotated[bytes, Meta(max_length=256)]
+
+
+class Seen(Wire, frozen=True, tag="seen"):
+    """Asks a voter for the votes, proposals and view changes that the sender lacks."""
+
+    epoch: Count
+    round: Count
+    wishes: Annotated[tuple[Count, ...], Meta(max_length=128)]
+    """Highest view that each voter, by peer id, has asked for; 0: none."""
+    views: Annotated[tuple[SeenView, ...], Meta(max_length=64)]
+
+
 class HandoverDone(Wire, frozen=True, tag="handover"):
     """The successor has what the leaver handed over."""
 
@@ -354,6 +389,8 @@ Message: TypeAlias = (
     | Offer
     | Want
     | TipAsk
+    | Decided
+    | Seen
     | HandoverDone
     | SignedRun
 )

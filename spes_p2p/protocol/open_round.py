@@ -31,6 +31,7 @@ from spes_p2p.protocol.messages import (
     Receipt,
     Ref,
     Refusal,
+    Seen,
     Signed,
     ViewChange,
     Vote,
@@ -38,6 +39,7 @@ from spes_p2p.protocol.messages import (
 )
 from spes_p2p.protocol.params import LATE_ROUNDS
 from spes_p2p.protocol.parts import Parts
+from spes_p2p.protocol.relay import Relay
 from spes_p2p.protocol.updates import Held, History, Updates
 from spes_p2p.protocol.voting import Voting
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, RefKind, RefusalReason, Wire
@@ -66,7 +68,7 @@ class OpenRound:
         self._stop_sent = False
         self._offered: dict[PeerId, set[Ref]] = {}
         self._offers_taken: dict[PeerId, int] = {}
-        self._relayed: dict[PeerId, int] = {}
+        self.relay = Relay(context, self.voting, self.bodies)
         self._next_gossip_at_ms = context.opened_at_ms + context.terms.config.protocol.resend_ms
 
     def restore(self, journal: Mapping[str, bytes]) -> None:
@@ -174,6 +176,8 @@ class OpenRound:
                 self._take_offer(sender, message)
             case Want():
                 self._answer(sender, message)
+            case Seen():
+                self.relay.answer(sender, message)
             case _:
                 pass
 
@@ -274,7 +278,7 @@ class OpenRound:
                     found.append(encode(CutMessage(announcement, cut.cut)))
         if peer in self.context.terms.voters:
             found += [encode(signed) for signed in self.parts.everything()]
-            found += [data for _, data in self.voting.log]
+            found += [encode(message) for message in self.relay.everything(peer)]
         return found
 
     # --- acting ------------------------------------------------------------------------------------------------------
@@ -305,7 +309,7 @@ class OpenRound:
             self._next_gossip_at_ms = self.context.now_ms + self.context.terms.config.protocol.resend_ms
             if self.context.is_voter:
                 self._offer()
-                self._relay()
+                self.relay.ask()
 
     def _stop_training(self) -> None:
         due = self._stop_training_at_ms()
@@ -345,20 +349,6 @@ class OpenRound:
             known.update(refs)
             if refs:
                 self.context.send([leader], Offer(terms.head.epoch, terms.round, tuple(refs)))
-
-    def _relay(self) -> None:
-        """Pass on others' votes once a view has lasted longer than a resend: a broken line must not decide."""
-        view = self.voting.view
-        if view < 0:
-            return
-        if self.context.now_ms < self.voting.began_at_ms[view] + self.context.terms.config.protocol.resend_ms:
-            return
-        for voter in self.context.terms.voters:
-            begin = self._relayed.get(voter, 0)
-            self._relayed[voter] = len(self.voting.log)
-            for author, data in self.voting.log[begin:]:
-                if author != voter:
-                    self.context.send_bytes([voter], data)
 
     def deadline_ms(self) -> int | None:
         """When something is due next."""

@@ -29,6 +29,7 @@ from spes_p2p.errors import LocalProtocolError, RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.ports import Signer, Verifier
 from spes_p2p.protocol import effects as fx
+from spes_p2p.protocol.announce import CertificatePull
 from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.certificate import verify_certificate, votes_of_certificate
 from spes_p2p.protocol.codec import decode, encode
@@ -36,7 +37,7 @@ from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.effects import Effect, Input
 from spes_p2p.protocol.head import Head, Terms
 from spes_p2p.protocol.inbox import Inbox, round_of
-from spes_p2p.protocol.messages import Alive, Claim, HandoverDone, Join, Leave, Message, TipAsk
+from spes_p2p.protocol.messages import Alive, Claim, Decided, HandoverDone, Join, Leave, Message, TipAsk
 from spes_p2p.protocol.open_round import OpenRound
 from spes_p2p.protocol.outbox import Outbox
 from spes_p2p.protocol.params import LATE_ROUNDS, STATEMENT_ROUNDS
@@ -183,7 +184,12 @@ class RoundMachine:
         return self._due_ms
 
     def _next_deadline_ms(self) -> int | None:
-        candidates = [self._outbox.deadline_ms(), self._round.deadline_ms(), self._ask_tip_at_ms]
+        candidates = [
+            self._outbox.deadline_ms(),
+            self._round.deadline_ms(),
+            self._pull.deadline_ms(),
+            self._ask_tip_at_ms,
+        ]
         return min((at for at in candidates if at is not None), default=None)
 
     def _flush(self) -> list[Effect]:
@@ -203,6 +209,7 @@ class RoundMachine:
     def _open(self, head: Head, now_ms: int, carried: list[Held]) -> None:
         """Open the round after `head`."""
         terms = Terms(head)
+        self._pull = CertificatePull(terms.config.protocol.resend_ms)
         self._history.enter_rows(head.state.shards, head.round)
         context = Context(
             terms=terms,
@@ -245,7 +252,7 @@ class RoundMachine:
         if context.me in announcing:
             receivers = sorted({*terms.voters, *terms.members, *self._round.joiners()})
         if context.is_voter:
-            context.send(receivers, certificate)
+            context.send(receivers, Decided(terms.head.epoch, terms.round))
         for held in self._round.accepted(certificate.body):
             self._history.remember(held)
         self._effects += context.effects
@@ -386,8 +393,11 @@ class RoundMachine:
             keeps = number == context.terms.round + 1
             if not keeps or not self._inbox.keep(number, sender, data, member=sender in context.terms.members):
                 self._behind = True
-            if self._inbox.may_ask(sender, context.now_ms, context.terms.config.protocol.resend_ms):
-                self._ask_tip(sender)
+            self._hear_of_certificate(sender)
+            return
+        if isinstance(message, Decided):
+            if number == context.terms.round:
+                self._hear_of_certificate(sender)
             return
         if isinstance(message, Certificate):
             if number == context.terms.round:
@@ -402,11 +412,27 @@ class RoundMachine:
             return
         self._round.remote(sender, message)
 
-    def _answer_late(self, sender: PeerId, message: Message, number: int) -> None:
-        """Statements and acks may be late; whoever sends anything of an older round gets its certificate."""
+    def _hear_of_certificate(self, sender: PeerId) -> None:
+        """A peer is past this round: it has the certificate, if it tells the truth."""
         context = self._round.context
-        if self._inbox.may_answer(sender, number, context.now_ms, context.terms.config.protocol.resend_ms):
-            self._send_certificate(sender, number)
+        self._pull.told(
+            sender,
+            context.now_ms,
+            is_member=sender in context.terms.members,
+            may_decide=context.is_voter and not self._behind,
+        )
+        self._pull_certificate()
+
+    def _pull_certificate(self) -> None:
+        source = self._pull.next(self._round.context.now_ms)
+        if source is not None:
+            self._ask_tip(source)
+
+    def _answer_late(self, sender: PeerId, message: Message, number: int) -> None:
+        """Statements and acks may be late; whoever sends anything of an older round is told of its certificate."""
+        context = self._round.context
+        if self._inbox.may_announce(sender, number, context.now_ms, context.terms.config.protocol.resend_ms):
+            context.emit(self._outbox.once(sender, encode(Decided(context.terms.head.epoch, number))))
         if number >= context.terms.round - max(LATE_ROUNDS, STATEMENT_ROUNDS):
             self._round.late(sender, message)
 
@@ -467,6 +493,7 @@ class RoundMachine:
             context.emit(send)
         context.tick()
         self._round.tick()
+        self._pull_certificate()
         if context.now_ms >= self._ask_tip_at_ms:
             self._ask_tips()
 

@@ -11,18 +11,12 @@ from spes_p2p.protocol.codec import bitmap, encode, receipt_hash, sign, statemen
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.effects import CheckPiece, FetchBlob
 from spes_p2p.protocol.evidence import conflicting, named
-from spes_p2p.protocol.messages import Ack, Alive, Evidence, Manifest, Receipt, Ref, Refusal, Signed
+from spes_p2p.protocol.messages import Ack, AckMark, Alive, Evidence, Manifest, Receipt, Ref, Refusal, Signed
 from spes_p2p.protocol.norms import Yardstick
 from spes_p2p.protocol.params import LATE_ROUNDS
+from spes_p2p.protocol.receipts import Tally, check_mark, check_receipt, mark_of
 from spes_p2p.protocol.state import ShardRow, shard_row_hash
-from spes_p2p.protocol.statements import (
-    Slot,
-    ack_counts,
-    check_receipt,
-    check_statement,
-    enough_acks,
-    slot_of,
-)
+from spes_p2p.protocol.statements import Slot, check_statement, slot_of
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind, RefKind, RefusalReason
 
 _PROOFS_KEPT = 64
@@ -49,7 +43,7 @@ class Held:
     spread: set[int] = field(default_factory=set)
     """Expert pieces that are brought here without a check, by a peer that does not acknowledge."""
     acked: frozenset[int] = frozenset()
-    acks: dict[PeerId, Signed] = field(default_factory=dict)
+    acks: dict[PeerId, AckMark] = field(default_factory=dict)
     receipt: Receipt | None = None
     receipt_held_at_ms: int = 0
     refused_by: dict[PeerId, RefusalReason] = field(default_factory=dict)
@@ -105,6 +99,8 @@ class Updates:
         self.receipts: dict[Digest, Receipt] = {}
         self._early_receipts: dict[tuple[Digest, PeerId], Receipt] = {}
         """(manifest, sender) -> a receipt whose manifest has not come."""
+        self._tallies: dict[Digest, Tally] = {}
+        """Acks of this peer's own updates."""
         self.half_at_ms: int | None = None
         """Since when manifests of this round of at least half of the members are held."""
 
@@ -327,18 +323,16 @@ class Updates:
             return
         if signed.peer not in self._context.terms.eligible:
             return  # it was eligible in the round of the update, perhaps
-        # Raises for an ack that is not what it should be.
-        ack_counts(
-            self._context.terms,
-            (signed,),
-            self._context.me,
-            held.hash,
-            held.manifest,
-            self._context.verifier,
-        )
+        mark = mark_of(signed)
         before = held.acks.get(signed.peer)
-        if before is None or _num_acked(signed) > _num_acked(before):
-            held.acks[signed.peer] = signed  # one with fewer pieces was overtaken, or its author has restarted
+        if before == mark:
+            return
+        check_mark(mark, self._context.me, held.hash, held.manifest, self._context.verifier)
+        if before is not None and _num_acked(mark) <= _num_acked(before):
+            return  # it was overtaken, or its author has restarted: an acker never takes a piece back
+        held.acks[signed.peer] = mark
+        if held.hash in self._tallies:
+            self._tallies[held.hash].add(mark)
         self._try_receipt(held)
 
     def _try_receipt(self, held: Held) -> None:
@@ -346,10 +340,11 @@ class Updates:
         context, manifest = self._context, held.manifest
         if manifest is None or held.receipt is not None:
             return
-        acks = tuple(held.acks[peer] for peer in sorted(held.acks))
-        counts = ack_counts(context.terms, acks, context.me, held.hash, manifest, context.verifier)
-        if enough_acks(context.terms, manifest, counts):
-            receipt = Receipt(held.hash, acks)
+        tally = self._tallies.get(held.hash)
+        if tally is None:
+            tally = self._tallies[held.hash] = Tally(context.terms, manifest, held.acks.values())
+        if tally.is_enough:
+            receipt = Receipt(manifest.round, held.hash, tally.fewest())
             self.add_receipt(receipt)
             context.send(context.terms.members, receipt)
 
@@ -414,7 +409,7 @@ class Updates:
         if held.receipt is None:
             held.receipt = receipt
             held.receipt_held_at_ms = context.now_ms
-            held.acks.update({ack.peer: ack for ack in receipt.acks})
+            held.acks.update({mark.peer: mark for mark in receipt.acks})
         return True
 
     # --- for the rest of the machine ---------------------------------------------------------------------------------
@@ -464,6 +459,6 @@ class Updates:
         return min(waiting, default=None)
 
 
-def _num_acked(signed: Signed) -> int:
-    """Pieces that an ack names: an acker never takes one back."""
-    return int.from_bytes(signed.body.pieces, "little").bit_count() if isinstance(signed.body, Ack) else 0
+def _num_acked(mark: AckMark) -> int:
+    """Pieces that an ack names."""
+    return int.from_bytes(mark.pieces, "little").bit_count()

@@ -45,9 +45,6 @@ from spes_p2p.protocol.transition import Transition
 from spes_p2p.protocol.updates import Updates
 from spes_p2p.protocol.wire import NO_DIGEST, RefKind, Step
 
-_MAX_LOGGED_WISHES = 256
-"""View changes of one voter that are passed on in a round: more views than any round needs."""
-
 Votes = dict[int, dict[PeerId, Signed]]
 
 
@@ -81,9 +78,6 @@ class Voting:
         self._counted: dict[int, int] = {}
         """Per view, how many prevotes there were when quorums were last looked for."""
         self._wished = 0
-        self.log: list[tuple[PeerId, bytes]] = []
-        """(author, message): votes, wishes and proposals of all, in order of arrival, for those who miss them."""
-        self._logged_wishes: dict[PeerId, int] = {}
 
     def restore(self, journal: Mapping[str, bytes]) -> None:
         """Take up the round where the journal left it: the same view, lock, and votes, sent again as they were."""
@@ -166,10 +160,6 @@ class Voting:
         if body.qc is not None:
             self._learn_qc(body.qc, signed.peer)
         self.wishes[signed.peer] = signed
-        logged = self._logged_wishes.get(signed.peer, 0)
-        if logged < _MAX_LOGGED_WISHES:
-            self._logged_wishes[signed.peer] = logged + 1
-            self.log.append((signed.peer, encode(signed)))
         self._follow_views()
 
     def _asked_views(self) -> list[int]:
@@ -239,7 +229,6 @@ class Voting:
         if body.qc is not None:
             self._learn_qc(body.qc, signed.peer)
         self.proposals[body.view] = signed
-        self.log.append((signed.peer, encode(message)))
         self._revote()
 
     # --- voting ------------------------------------------------------------------------------------------------------
@@ -263,7 +252,6 @@ class Voting:
             return
         check_signature(signed, context.verifier)
         votes[signed.peer] = signed
-        self.log.append((signed.peer, encode(signed)))
         if body.body != NO_DIGEST and body.body not in self._bodies.known:
             backers = self.votes_for(body.step, body.view, body.body)
             if len(backers) > context.terms.num_faults:  # one of them is honest and has it

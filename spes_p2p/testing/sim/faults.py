@@ -1,23 +1,23 @@
 """Faults of a simulated swarm by name.
 
-    loss         every line loses some messages
-    duplication  every line sends some messages twice
-    reorder      latencies vary widely, so that messages overtake each other
-    latency      all lines are slow to answer
-    partition    for a while, two groups cannot reach each other
-    oneway       for a while, one peer's messages to some others do not pass
-    flapping     for a while, one peer's lines break and mend every second or two
-    crash        peers die at journal points, and start again
-    freeze       peers stand still (SIGSTOP), and go on
-    slow         a line is 10 or 100 times too slow
-    clock        clock rates differ by up to 10 %
-    twins        a second process with a voter's key
-    equivocate   a voter signs different values for different receivers
-    liars        an aggregator states wrong results
-    withhold     a voter serves no blob
-    sybils       many join that train nothing
-    join         peers join
-    leave        peers leave properly
+loss         every line loses some messages
+duplication  every line sends some messages twice
+reorder      latencies vary widely, so that messages overtake each other
+latency      all lines are slow to answer
+partition    for a while, two groups cannot reach each other
+oneway       for a while, one peer's messages to some others do not pass
+flapping     for a while, one peer's lines break and mend every second or two
+crash        peers die at journal points, and start again
+freeze       peers stand still (SIGSTOP), and go on
+slow         a line is 10 or 100 times too slow
+clock        clock rates differ by up to 10 %
+twins        a second process with a voter's key
+equivocate   a voter signs different values for different receivers
+liars        an aggregator states wrong results
+withhold     a voter serves no blob
+sybils       many join that train nothing
+join         peers join
+leave        peers leave properly
 """
 
 from __future__ import annotations

@@ -75,7 +75,9 @@ class Mishaps:
         swarm.log(None, "healed")
         for peer in [*swarm.peers.values(), *swarm.twins.values()]:
             peer.crash_points.clear()
-            peer.line = Line(latency_ms=(1, 50), rate_bytes_per_s=peer.line.rate_bytes_per_s and NORMAL_RATE_BYTES_PER_S)
+            peer.line = Line(
+                latency_ms=(1, 50), rate_bytes_per_s=peer.line.rate_bytes_per_s and NORMAL_RATE_BYTES_PER_S
+            )
             swarm.thaw(peer)
             if not (peer.alive or peer.left or peer.sybil):
                 swarm.restart(peer, peer.capacity)

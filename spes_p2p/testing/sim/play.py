@@ -92,7 +92,9 @@ def play(scenario: Scenario, *, trace: bool = False) -> tuple[Outcome, list[str]
     """Run a scenario to its end; the lines are the readable trace, if it was asked for."""
     names = [f"p{number}" for number in range(scenario.num_peers)]
     founders, members = names[:MAX_FOUNDERS], tuple(names[MAX_FOUNDERS:])
-    swarm = Swarm(scenario.config, founders, seed=scenario.seed, num_parts=scenario.config.protocol.parts, members=members)
+    swarm = Swarm(
+        scenario.config, founders, seed=scenario.seed, num_parts=scenario.config.protocol.parts, members=members
+    )
     swarm.log_lines.on = trace
     mishaps, tally = Mishaps(swarm, scenario), _Tally(swarm)
 
