@@ -47,7 +47,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 COMMANDS = dict(commands())
 
 
-def test_the_nine_commands_are_there() -> None:
+def test_the_ten_commands_are_there() -> None:
     assert sorted(COMMANDS) == [
         f"spes-p2p {name}"
         for name in [
@@ -57,6 +57,7 @@ def test_the_nine_commands_are_there() -> None:
             "join",
             "leave",
             "ledger show",
+            "ledger verify",
             "run admit",
             "run create",
             "status",

@@ -111,16 +111,22 @@ def next_head(head: Head, body: Body) -> Head:
     """Head after a certified body that extends `head`. Raises RemoteProtocolError if it does not extend it."""
     if (body.run, body.epoch, body.round, body.prev) != (head.run.run_id, head.epoch, head.round + 1, head.hash):
         raise RemoteProtocolError(None, f"body of round {body.round} does not extend round {head.round}")
+    return head_after(head.run, body, apply_deltas(head.state, body), head.recent)
+
+
+def head_after(run: Run, body: Body, state: State, recent: tuple[tuple[int, Digest], ...]) -> Head:
+    """Head after a certified body. `state`: the tables that it makes, checked against its roots; `recent`: of the head
+    before it. Raises RemoteProtocolError for a malformed alpha."""
     if len(body.merge_alpha) not in (0, FLOAT_BYTES):
         raise RemoteProtocolError(None, "the merge alpha is no float64")
     identity = body_hash(body)
     return Head(
-        run=head.run,
+        run=run,
         hash=identity,
         round=body.round,
         epoch=body.epoch,
         seed=body.seed,
-        state=apply_deltas(head.state, body),
+        state=state,
         parts=body.parts,
         inner_steps=body.inner_steps,
         global_step=body.global_step,
@@ -128,7 +134,7 @@ def next_head(head: Head, body: Body) -> Head:
         merge_alpha=unpack_float(body.merge_alpha) if body.merge_alpha else 0.0,
         merge_root=body.merge_root,
         delivered=tuple(change.shard for change in body.shard_delta),
-        recent=(*head.recent, (body.round, identity))[-(LATE_ROUNDS + 1) :],
+        recent=(*recent, (body.round, identity))[-(LATE_ROUNDS + 1) :],
     )
 
 
