@@ -19,7 +19,6 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
-from spes_p2p.client.demo.texts import deal_texts
 from spes_p2p.config import RunConfig
 from spes_p2p.errors import SpesError
 from spes_p2p.testing.live import Finals, LiveSwarm, live_swarm, quick_config
@@ -100,13 +99,8 @@ def plan_kills(scale: Scale, names: Sequence[str]) -> Iterator[Kill]:
 def run_kills(folder: Path, scale: Scale, config: RunConfig | None = None) -> Figures:
     """Run the scenario. Raises SpesError at an orphan, a node that ends by itself, or a round that does not come."""
     names = PEERS[: scale.peers]
-    texts = {name: folder / "text" / name for name in names}
-    deal_texts(list(texts.values()))
-    with live_swarm(folder / "swarm", config or quick_config()) as swarm:
-        swarm.start_bootstrap()
-        swarm.create_run(names, texts[names[0]])
-        for name in names:
-            swarm.join(name, texts[name])
+    with live_swarm(folder, config or quick_config()) as swarm:
+        swarm.found(names)
         scenario = _Scenario(swarm, names)
         scenario.wait_round(2, _START_S)
         for kill in plan_kills(scale, names):

@@ -20,6 +20,7 @@ import psutil
 
 from spes_p2p.client.demo.config import write_toml
 from spes_p2p.client.demo.processes import Child, Leftovers, child_environment
+from spes_p2p.client.demo.texts import deal_texts
 from spes_p2p.config import RunConfig
 from spes_p2p.errors import LocalStateError, SpesError, UnreachableError
 from spes_p2p.ids import Digest, RoundNumber
@@ -75,6 +76,9 @@ def quick_config(**protocol: object) -> RunConfig:
 class LiveSwarm:
     """The processes of one swarm, by name."""
 
+    ports_are_local = True
+    """Whether a port of a peer is one of this machine as the test sees it."""
+
     def __init__(self, folder: Path, config: RunConfig) -> None:
         self.folder = folder
         self.config = config
@@ -117,6 +121,15 @@ class LiveSwarm:
         return str(
             json.loads(self.output("identity", "show", "--json", "--data-dir", str(self.data_dir(name))))["peer"]
         )
+
+    def found(self, names: Sequence[str], text_bytes: int = 100_000) -> None:
+        """Deal out texts, start a bootstrap node, create a run of these founders and start them all."""
+        texts = {name: self.folder / "text" / name for name in names}
+        deal_texts(list(texts.values()), text_bytes)
+        self.start_bootstrap()
+        self.create_run(names, texts[names[0]])
+        for name in names:
+            self.join(name, texts[name])
 
     def start_bootstrap(self) -> None:
         """`spes-p2p bootstrap`."""
@@ -282,6 +295,8 @@ class LiveSwarm:
         until_s = time.monotonic() + _END_S
         for child in self.children.values():
             child.wait_or_kill(until_s)
+        if not self.ports_are_local:
+            self.leftovers.ports.clear()
         self.leftovers.check_gone()
 
 

@@ -15,12 +15,10 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from spes_p2p.client.demo.processes import Leftovers
 from spes_p2p.config import RunConfig
 from spes_p2p.errors import MachineError
 from spes_p2p.node.snapshot import NodeSnapshot
@@ -130,21 +128,13 @@ def networks(left: Sequence[str], right: Sequence[str]) -> Iterator[Networks]:
         made.remove()
 
 
-@dataclass(slots=True)
-class _NoPorts(Leftovers):
-    """Ports within namespaces say nothing about those outside, and go with them."""
-
-    def _note_sockets(self, process: psutil.Process) -> None:
-        Leftovers._note_sockets(self, process)
-        self.ports.clear()
-
-
 class PartedSwarm(LiveSwarm):
     """A live swarm whose processes live on the hosts of a network, by name."""
 
+    ports_are_local = False
+
     def __init__(self, folder: Path, config: RunConfig, hosts: Networks) -> None:
         super().__init__(folder, config)
-        self.leftovers = _NoPorts()
         self._network = hosts
         self._visitors: dict[str, ThreadPoolExecutor] = {}
         """Threads that are on a host, since a node's local API answers nowhere else."""
