@@ -172,7 +172,7 @@ class _Scenario:
             self.wait_back(())
             self.wait_round(self.highest + 1, _ROUND_S)
         if kill.phase:
-            self._wait_phase(kill.victim, kill.phase)
+            self.swarm.wait_phase(kill.victim, [kill.phase], _PHASE_S)
         until_s = time.monotonic() + kill.delay_s
         self.swarm.wait(lambda: time.monotonic() >= until_s, kill.delay_s + _PHASE_S, "moment", _POLL_S)
         self._note_finals(kill.victim)
@@ -180,16 +180,6 @@ class _Scenario:
         self._note_finals(kill.victim)
         self.swarm.restart(kill.victim)
         self.returning[kill.victim] = time.monotonic(), self.highest + 1
-
-    def _wait_phase(self, name: str, phase: str) -> None:
-        until_s = time.monotonic() + _PHASE_S
-
-        def reached() -> bool:
-            snapshot = self.swarm.look(name)
-            in_phase = snapshot is not None and snapshot.round.phase == phase
-            return in_phase or time.monotonic() >= until_s
-
-        self.swarm.wait(reached, 2 * _PHASE_S, f"phase {phase} of {name}", _POLL_S)
 
     def _note_finals(self, name: str) -> None:
         finals = self.swarm.finals(name)

@@ -22,16 +22,26 @@ from spes_p2p.client.demo.config import write_toml
 from spes_p2p.client.demo.processes import Child, Leftovers, child_environment
 from spes_p2p.client.demo.texts import deal_texts
 from spes_p2p.config import RunConfig
+from spes_p2p.crypto import peer_from_text
 from spes_p2p.errors import LocalStateError, SpesError, UnreachableError
 from spes_p2p.ids import Digest, RoundNumber
 from spes_p2p.node.control_client import read_snapshot
 from spes_p2p.node.files import LEDGER_FILE
-from spes_p2p.node.history import LAST_ROUND, RoundRecord, read_history
+from spes_p2p.node.history import (
+    LAST_ROUND,
+    RoundRecord,
+    read_history,
+    read_manifest,
+    replay,
+    sizes_of_nothing,
+)
 from spes_p2p.node.snapshot import NodeSnapshot
+from spes_p2p.protocol.head import genesis_head
 from spes_p2p.storage.ledger import Ledger
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 _POLL_S = 0.2
+_FINE_POLL_S = 0.02
 _END_S = 20.0
 _NOTE_EVERY_S = 1.0
 _ORPHANS_S = 5.0
@@ -258,6 +268,24 @@ class LiveSwarm:
         finally:
             ledger.close()
 
+    def accepted_bases(self, name: str, peer: str) -> dict[int, int]:
+        """Round of a certificate -> base round of the newest update of `peer` that it accepted, by a peer's ledger."""
+        signed = read_manifest(self.data_dir(name))
+        if signed is None:
+            return {}
+        ledger = Ledger(self.data_dir(name) / LEDGER_FILE)
+        try:
+            found: dict[int, int] = {}
+            chain = replay(ledger, genesis_head(signed.manifest, sizes_of_nothing(signed.manifest)))
+            for before, _, after in chain:
+                rows = [head.state.row(peer_from_text(peer)) for head in (before, after)]
+                base, base_before = (row.base_round if row is not None else 0 for row in reversed(rows))
+                if base > base_before:
+                    found[after.round] = base
+            return found
+        finally:
+            ledger.close()
+
     def said(self, name: str) -> str:
         """Everything that a peer has printed, in all its starts."""
         logs = [*self.folder.glob(f"{name}.*.log"), self.folder / f"{name}.log"]
@@ -279,6 +307,28 @@ class LiveSwarm:
         if time.monotonic() - self._noted_s >= _NOTE_EVERY_S:
             self.leftovers.note(self.children.values())
             self._noted_s = time.monotonic()
+
+    def wait_phase(self, name: str, phases: Sequence[str], limit_s: float) -> bool:
+        """Until a peer is in one of these phases. False if it was not within the limit: phases may be short."""
+        until_s, found = time.monotonic() + limit_s, False
+
+        def reached() -> bool:
+            nonlocal found
+            snapshot = self.look(name)
+            found = snapshot is not None and snapshot.round.phase in phases
+            return found or time.monotonic() >= until_s
+
+        self.wait(reached, 2 * limit_s, f"phase {', '.join(phases)} of {name}", _FINE_POLL_S)
+        return found
+
+    def wait_member(self, name: str, number: int, limit_s: float) -> None:
+        """Until a peer is a member that has adopted that round."""
+
+        def reached() -> bool:
+            snapshot = self.look(name)
+            return snapshot is not None and snapshot.member and snapshot.certified_round >= number
+
+        self.wait(reached, limit_s, f"membership of {name} in round {number}")
 
     def wait_round(self, number: int, names: Sequence[str], limit_s: float) -> None:
         """Until all of them report that round as certified."""
