@@ -1,10 +1,11 @@
 # Set-up and use of spes-p2p. `make demo` and `make test` do everything that is needed, once, and are quick afterwards.
 #
-#   make setup   the virtual environment with the commands
-#   make demo    a whole swarm on this machine, until its loss has visibly fallen
-#   make test    all tests
-#   make lint    ruff and mypy
-#   make bench   every benchmark of benchmarks/, one after another
+#   make setup      the virtual environment with the commands
+#   make demo       a whole swarm on this machine, until its loss has visibly fallen
+#   make test       all tests but the long live ones
+#   make test-live  a live swarm under kills, freezes and partitions: 20 minutes, with figures; partitions need root
+#   make lint       ruff and mypy
+#   make bench      every benchmark of benchmarks/, one after another
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -21,7 +22,7 @@ READY_DEV := $(VENV)/.ready-dev
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: demo test lint bench setup clean
+.PHONY: demo test test-live lint bench setup clean
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -53,6 +54,9 @@ demo: $(READY)
 
 test: $(READY_DEV)
 	$(BIN)/python -m pytest $(ARGS)
+
+test-live: $(READY_DEV)
+	$(BIN)/python -m pytest -m live_long -s --verbose tests/integration $(ARGS)
 
 lint: $(READY_DEV)
 	$(BIN)/ruff check .

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 PhaseName = Literal["join", "load", "train", "publish", "acknowledge", "aggregate", "vote", "finished"]
 
+_UPDATES = "updates of the other members"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
@@ -34,6 +36,8 @@ class Progress:
     own_acks: int
     own_acks_needed: int
     waiting_for: str
+    missing: tuple[PeerId, ...]
+    """Live members whose update is what is waited for, sorted; empty while it is something else."""
 
 
 def progress_of(round_: OpenRound, leaving: bool, finished: bool, now_ms: int) -> Progress:
@@ -73,6 +77,7 @@ def progress_of(round_: OpenRound, leaving: bool, finished: bool, now_ms: int) -
         own_acks=len(own.acks) if own else 0,
         own_acks_needed=max(terms.expert_acks, terms.psi_acks),
         waiting_for=waiting,
+        missing=tuple(peer for peer in sorted(terms.live) if not updates.is_in(peer)) if waiting == _UPDATES else (),
     )
 
 
@@ -90,7 +95,7 @@ def _phase(round_: OpenRound, finished: bool) -> tuple[PhaseName, str]:
     if own is not None and own.receipt is None:
         return "publish", "acknowledgements of this node's update"
     if voting.view < 0:
-        return "acknowledge", "updates of the other members"
+        return "acknowledge", _UPDATES
     if voting.view in voting.proposals:
         return "vote", "votes"
     if voting.view in round_.cuts.announced:
