@@ -118,6 +118,8 @@ class Swarm:
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
         self.blocked: Callable[[PeerId, PeerId], bool] = lambda sender, receiver: False
+        self.route: Callable[[SimPeer, fx.Send], PeerId | None] = lambda sender, send: send.to
+        """The key in `peers` of who gets a message; None: it is lost. For schedules that look into messages, and twins."""
         self.problems: list[str] = []
         """Messages that a machine refused."""
         self.messages = 0
@@ -273,7 +275,10 @@ class Swarm:
         self._run(peer, effects)
 
     def _run(self, peer: SimPeer, effects: list[fx.Effect]) -> None:
+        life = peer.life
         for effect in effects:
+            if peer.life != life:
+                return  # killed between two effects: the rest never happened
             self._execute(peer, effect)
         self._set_timer(peer)
 
@@ -346,7 +351,8 @@ class Swarm:
             self._deliver(peer, fx.Send(ticket=send.ticket, to=send.to, data=data))
 
     def _deliver(self, peer: SimPeer, send: fx.Send) -> None:
-        target = self.peers.get(send.to)
+        key = self.route(peer, send)
+        target = None if key is None else self.peers.get(key)
         low, high = peer.line.latency_ms
         delay = self.random.randint(low, high)
         if target is None or self.random.random() < peer.line.loss or self.blocked(peer.peer_id, send.to):
