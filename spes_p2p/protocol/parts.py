@@ -51,7 +51,7 @@ class Parts:
             if (transition.updates_hash, part) in self._asked:
                 continue
             place = order.index(context.me)
-            if place < terms.replicas or (place < reach and self.result(transition.updates_hash, part) is None):
+            if place < terms.replicas or (place < reach and not self._has_result(transition.updates_hash, part)):
                 self._asked.add((transition.updates_hash, part))
                 self._aggregate(transition, part, recheck=False)
 
@@ -108,11 +108,20 @@ class Parts:
         return tuple(sorted(peer for peer, (signed, _) in votes.items() if _value(signed) == value))
 
     def result(self, updates: Digest, part: int) -> Digest | None:
-        """The digest that `replicas` aggregators agree on."""
+        """The digest that `replicas` aggregators agree on; of several the one that is held, then the more agreed on.
+
+        There are several only where liars agree too. What they made up they can serve to nobody whom they want to stop.
+        """
         votes = self._digests.get((updates, part), {})
-        values = sorted({_value(signed) for signed, _ in votes.values()})
-        enough = [v for v in values if len(self.supporters(updates, part, v)) >= self._context.terms.replicas]
-        return enough[0] if enough else None
+        values = [_value(signed) for signed, _ in votes.values()]
+        enough = {value for value in values if values.count(value) >= self._context.terms.replicas}
+        held = self._context.held
+        return min(enough, key=lambda value: (value not in held, -values.count(value), value), default=None)
+
+    def _has_result(self, updates: Digest, part: int) -> bool:
+        """Whether this peer holds what `replicas` aggregators agree on: signing a digest does not make it available."""
+        value = self.result(updates, part)
+        return value is not None and value in self._context.held
 
     def agreed_before(self, updates: Digest, part: int, before_ms: int) -> bool:
         """Whether `replicas` equal digests were held before that moment."""

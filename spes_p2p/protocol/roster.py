@@ -103,10 +103,15 @@ def _next_voters(terms: Terms, rows: tuple[RosterRow, ...]) -> frozenset[PeerId]
     current = {row.peer for row in rows if row.voter_since is not None}
     order = election.rank(terms.seed, "voter", candidates)
     chosen = [peer for peer in order if peer in current]
-    growth = max(1, len(terms.voters) // 4)
-    if terms.config.protocol.admission != "open":
-        growth = max(growth, MIN_BYZANTINE_VOTERS - len(chosen))
-    chosen += [peer for peer in order if peer not in current][:growth]
+    chosen += [peer for peer in order if peer not in current][: _most_new_voters(terms, len(chosen))]
     if len(chosen) >= MIN_BYZANTINE_VOTERS:
         return frozenset(chosen[:MAX_VOTERS])
     return founders or frozenset(candidates)
+
+
+def _most_new_voters(terms: Terms, num_staying: int) -> int:
+    """A quarter of the voters, so that a crowd of newcomers cannot outvote those who let it in at once."""
+    growth = max(1, len(terms.voters) // 4)
+    if terms.config.protocol.admission == "open":
+        return growth
+    return max(growth, MIN_BYZANTINE_VOTERS - num_staying)

@@ -85,6 +85,8 @@ class Swarm(Clockwork):
         self.blocked: Callable[[PeerId, PeerId], bool] = lambda sender, receiver: False
         self.barriers: dict[str, Callable[[PeerId, PeerId], bool]] = {}
         """More reasons for which (sender, receiver) cannot pass, by name."""
+        self.route: Callable[[SimPeer, fx.Send], PeerId | None] = lambda sender, send: send.to
+        """The key in `peers` of who gets a message; None: it is lost. For schedules that look into messages, and twins."""
         self.problems: list[str] = []
         """Messages that a machine refused."""
         self.messages = 0
@@ -390,17 +392,18 @@ class Swarm(Clockwork):
         low, high = line.latency_ms
         delay = self.random.randint(low, high) + line.bytes_ms(len(send.data))
         lost = self.random.random() < line.loss
-        if line.duplication and self.random.random() < line.duplication:
-            self._carry(peer, send, delay + self.random.randint(low, high))
-        lost = lost or send.to not in self.peers or self.is_blocked(peer.peer_id, send.to)
+        key = self.route(peer, send)
+        if line.duplication and key is not None and self.random.random() < line.duplication:
+            self._carry(peer, send, key, delay + self.random.randint(low, high))
+        lost = lost or key not in self.peers or self.is_blocked(peer.peer_id, send.to)
         self.log_lines.sent(peer, send, lost=lost)
-        if not lost:
-            self._carry(peer, send, delay)
+        if key is not None and not lost:
+            self._carry(peer, send, key, delay)
 
-    def _carry(self, peer: SimPeer, send: fx.Send, delay_ms: int) -> None:
+    def _carry(self, peer: SimPeer, send: fx.Send, key: PeerId, delay_ms: int) -> None:
         """A message on its way: it arrives once the receiver runs, and only then is it confirmed."""
         life = peer.life
-        target = self.process_for(peer.peer_id, send.to)
+        target = self.process_for(peer.peer_id, send.to) if key == send.to else self.peers.get(key)
         if target is None:
             return
 
