@@ -14,7 +14,6 @@ from spes_p2p.protocol.messages import (
     Message,
     PartDigest,
     ProposalMessage,
-    Receipt,
     Signed,
     ViewChange,
 )
@@ -44,8 +43,6 @@ def signed_in(message: Message) -> tuple[Signed, ...]:
             return (message.announcement,)
         case ProposalMessage():
             return (message.proposal,)
-        case Receipt():
-            return message.acks
         case _:
             return ()
 
