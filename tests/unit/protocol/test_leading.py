@@ -147,6 +147,18 @@ def test_after_a_restart_the_leader_names_and_proposes_the_same_again() -> None:
     assert proposals(again) == proposals(voter)
 
 
+def test_a_leader_that_lost_what_its_cut_names_proposes_once_it_has_it_again() -> None:
+    voter = leader_of(0)
+    transition = hear_updates(voter)
+    body = body_of(HEAD, transition)
+    again = leader_of(0, journal=voter.journal)
+    again.digests_come(transition, body, range(4))
+    again.wait(100)
+    assert (cuts(again), proposals(again)) == (cuts(voter), [])
+    hear_updates(again)
+    assert [proposal.body for proposal in proposals(again)] == [body]
+
+
 # --- later views -----------------------------------------------------------------------------------------------------
 
 
