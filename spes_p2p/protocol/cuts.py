@@ -141,7 +141,8 @@ class Cuts:
             check_signature(signed, context.verifier)
             if before is not None and conflicting(before, signed):
                 self._updates.accuse(before, signed)
-                return None  # a second cut of one view counts only if a vote or a quorum certificate names it
+                if not context.is_wanted(Ref(RefKind.CUT, body.cut, NO_DIGEST)):
+                    return None  # a second cut of one view counts only if a vote or a quorum certificate names it
             self.announced.setdefault(body.view, signed)
             self.announced_at_ms.setdefault(body.view, context.now_ms)
         return self.learn(message.cut, (signed.peer, sender))
@@ -159,6 +160,16 @@ class Cuts:
                 known.sources.append(source)
         self.resolve(known)
         return known
+
+    def signed_or_bare(self, identity: Digest) -> CutMessage | Cut | None:
+        """A cut that is known, with a leader's announcement of it if there is one: two of one view are evidence."""
+        known = self.known.get(identity)
+        if known is None:
+            return None
+        for _, signed in sorted(self.announced.items()):
+            if isinstance(signed.body, CutAnnouncement) and signed.body.cut == identity:
+                return CutMessage(signed, known.cut)
+        return known.cut
 
     def resolve(self, known: KnownCut) -> None:
         """Find the statements and receipts of a cut; check the whole once they are all here."""

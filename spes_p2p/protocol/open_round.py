@@ -254,8 +254,8 @@ class OpenRound:
                 receipt = self.updates.receipts.get(ref.hash)
                 return [receipt] if receipt else []
             case RefKind.CUT:
-                cut = self.cuts.known.get(ref.hash)
-                return [cut.cut] if cut else []
+                cut = self.cuts.signed_or_bare(ref.hash)
+                return [cut] if cut else []
             case RefKind.BODY:
                 body = self.bodies.known.get(ref.hash)
                 return [BodyMessage(body.body, body.merge_lists)] if body else []

@@ -327,6 +327,8 @@ class Voting:
         enough_hold = self.held_votes(self.view, known.hash) > context.terms.num_faults
         if not enough_hold and not (known.held and known.ranked):
             return None
+        if proposal.qc is not None:
+            return ""  # locks must be served: what only this voter knows or has recomputed does not count any more
         agreed = self._parts.recheck(cut.transition, self._bodies.kept(known), known.body.parts)
         if agreed is False:
             return "a recomputed part has another digest"
@@ -335,7 +337,7 @@ class Voting:
             return None
         if agreed is None:
             context.notify("the recheck of a part did not end in time", "warning")
-        return "" if proposal.qc is not None else self._judge_locally(known, cut, cut.transition)
+        return self._judge_locally(known, cut, cut.transition)
 
     def _judge_locally(self, known: KnownBody, cut: KnownCut, transition: Transition) -> str | None:
         """Local knowledge, for a proposal without a quorum certificate only."""

@@ -1,4 +1,4 @@
-"""Every way an update of this peer can end, and what becomes of its masters and its residual: section 7 by real bodies."""
+"""Every way an update of this peer can end, and what becomes of masters and residual: section 7 by real bodies."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from spes_p2p.protocol.body import Cut
 from spes_p2p.protocol.codec import cut_hash, receipt_hash, sign, statement_hash
 from spes_p2p.protocol.messages import CutAnnouncement, CutMessage, Proposal, Receipt, Ref, Signed, Want
 from spes_p2p.protocol.params import MAX_VIEWS_AHEAD
+from spes_p2p.protocol.receipts import mark_of
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, RefKind, Step
 from spes_p2p.testing.one_voter import OneVoter
 from spes_p2p.testing.protocol_cases import (
@@ -293,7 +294,7 @@ def test_a_receipted_update_must_be_named_as_one_from_its_receipts_arrival_on() 
     assert missing(voter, named, before_ms=299) == []
     assert missing(voter, before_ms=299) == ["manifest"]
     assert missing(voter, named, before_ms=300) == ["update of round 2"]
-    items = [item_of(update, Receipt(receipt.manifest, receipt.acks[:2]))]
+    items = [item_of(update, Receipt(2, receipt.manifest, receipt.acks[:2]))]
     assert voter.round.cuts.missing(items, 300) == []  # any receipt of the slot satisfies it
 
 
@@ -328,6 +329,8 @@ def test_an_acker_that_left_counts_no_more_so_the_cut_has_no_receipt() -> None:
     with pytest.raises(RemoteProtocolError, match="lacks acks"):
         voter.hear_all(update)
         voter.round.updates.add_receipt(
-            Receipt(statement_hash(update), tuple(ack_of(update, identity_of(f"gone {n}")) for n in range(3)))
+            Receipt(
+                2, statement_hash(update), tuple(mark_of(ack_of(update, identity_of(f"gone {n}"))) for n in range(3))
+            )
         )
     assert voter.round.updates.receipts == {}

@@ -20,11 +20,13 @@ from spes_p2p.protocol.messages import (
     PartDigest,
     Proposal,
     ProposalMessage,
+    Ref,
     Signed,
     ViewChange,
+    Want,
 )
 from spes_p2p.protocol.round import RoundMachine, Wishes
-from spes_p2p.protocol.wire import ItemKind, Step
+from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, RefKind, Step
 from spes_p2p.testing.one_voter import OneVoter
 from spes_p2p.testing.protocol_cases import (
     alive_of,
@@ -63,7 +65,7 @@ def part(voter: OneVoter, liar: Identity, which: int) -> Message:
     return sign(liar, PartDigest(RUN, 0, 2, 1, UPDATES, digest("result", which)))
 
 
-def cut(voter: OneVoter, liar: Identity, which: int) -> Message:
+def cut(voter: OneVoter, liar: Identity, which: int) -> CutMessage:
     announcement = CutAnnouncement(RUN, 0, 2, 0, cut_hash(CUTS[which]))
     return CutMessage(sign(liar, announcement), CUTS[which])
 
@@ -206,3 +208,35 @@ def test_a_precommit_inside_a_certificate_convicts_in_the_next_round() -> None:
     assert {body.round for body in bodies if isinstance(body, Evidence)} == {2}
     named = [entry.kind for entry in machine._round.cuts.make().items if entry.kind is ItemKind.EVIDENCE]
     assert (machine.head.round, named) == (2, [ItemKind.EVIDENCE])
+
+
+# --- a second cut that is needed all the same ------------------------------------------------------------------------
+
+
+def test_who_asks_for_a_cut_gets_its_announcement_so_that_two_of_one_view_come_to_light() -> None:
+    voter, other = settled(), settled()
+    liar = voter.leaders[0]
+    first, second = (cut(voter, liar, which) for which in (0, 1))
+    voter.hear(liar, first)
+    other.hear(liar, second)
+    identity = cut_hash(CUTS[1])
+    asker = voter.others[-1]
+    other.hear(asker, Want(0, 2, (Ref(RefKind.CUT, identity, NO_DIGEST),)))
+    assert other.sent[-1] == (asker.peer_id, second)
+    voter.hear(asker, second)
+    assert len(proofs(voter)) == 1
+    assert identity not in voter.round.cuts.known  # nobody has asked for it yet
+    voter.context.want(Ref(RefKind.CUT, identity, NO_DIGEST), [asker.peer_id])
+    voter.hear(asker, second)
+    assert identity in voter.round.cuts.known
+    assert voter.round.cuts.announced[0] == first.announcement
+    assert len(proofs(voter)) == 1
+
+
+def test_a_cut_without_an_announcement_is_answered_bare() -> None:
+    voter = settled()
+    voter.round.cuts.learn(CUTS[1], ())
+    asker = voter.others[-1]
+    voter.hear(voter.leaders[0], cut(voter, voter.leaders[0], 0))
+    voter.hear(asker, Want(0, 2, (Ref(RefKind.CUT, cut_hash(CUTS[1]), NO_DIGEST),)))
+    assert voter.sent[-1] == (asker.peer_id, CUTS[1])

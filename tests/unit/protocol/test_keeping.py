@@ -31,6 +31,7 @@ from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind, RefKind, Refu
 from spes_p2p.testing.one_voter import OneVoter
 from spes_p2p.testing.protocol_cases import (
     QUICK,
+    ack_of,
     alive_of,
     body_of,
     claim_of,
@@ -149,7 +150,7 @@ def test_an_early_receipt_that_turns_out_wrong_is_told_and_the_manifest_counts()
     voter = OneVoter(HEAD, PEERS)
     author = voter.others[0]
     update = update_of(HEAD, author)
-    few = Receipt(statement_hash(update), receipt_of(update, PEERS).acks[:1])
+    few = Receipt(2, statement_hash(update), receipt_of(update, PEERS).acks[:1])
     voter.hear(voter.others[1], few)
     voter.hear(author, update)
     held = voter.round.updates.by_hash[statement_hash(update)]
@@ -172,12 +173,12 @@ def test_acks_after_the_receipt_change_nothing() -> None:
     update = update_of(HEAD, voter.me)
     voter.hear_all(update)
     receipt = receipt_of(update, voter.others[:2])
-    for ack in receipt.acks:
-        voter.round.remote(ack.peer, ack)
+    for peer in voter.others[:2]:
+        voter.hear(peer, ack_of(update, peer))
     held = voter.round.updates.slots[ItemKind.UPDATE, voter.me.peer_id, 2]
     assert held.receipt == receipt
-    for ack in receipt_of(update, voter.others).acks:
-        voter.round.remote(ack.peer, ack)
+    for peer in voter.others:
+        voter.hear(peer, ack_of(update, peer))
     assert held.receipt == receipt
 
 

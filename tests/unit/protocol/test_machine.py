@@ -16,13 +16,14 @@ from spes_p2p.protocol.head import Head, Terms, next_head
 from spes_p2p.protocol.messages import (
     Alive,
     Claim,
+    Decided,
     HandoverDone,
     Join,
     Leave,
     Manifest,
     Message,
-    Receipt,
     Signed,
+    SignedRun,
     TipAsk,
     Vote,
 )
@@ -159,17 +160,17 @@ def test_a_certificate_far_ahead_makes_the_machine_ask_until_it_has_caught_up() 
     assert (OTHER.peer_id, TipAsk(0, 4)) not in sends(effects)  # it is with the others again
 
 
-def test_any_message_of_an_older_round_is_answered_with_the_certificate() -> None:
+def test_who_sends_a_message_of_an_older_round_is_told_that_it_is_decided() -> None:
     machine = machine_of()
     hears(machine, NEXT)
     vote = vote_of(Terms(HEAD), OTHER, Step.PREVOTE, digest("body"))
-    assert sends(hears(machine, vote, now_ms=10)) == [(OTHER.peer_id, NEXT)]
+    assert sends(hears(machine, vote, now_ms=10)) == [(OTHER.peer_id, Decided(0, 2))]
     assert sends(hears(machine, vote, now_ms=11)) == []
     hears(machine, update_of(HEAD, OTHER), now_ms=12)
     assert (ItemKind.UPDATE, OTHER.peer_id, 2) in machine._round.updates.slots
 
 
-def test_messages_older_than_late_ones_may_be_get_the_certificate_and_nothing_else() -> None:
+def test_messages_older_than_late_ones_may_be_get_that_answer_and_nothing_else() -> None:
     machine, head = machine_of(), HEAD
     for number in range(4):
         following = certificate(head)
@@ -177,13 +178,13 @@ def test_messages_older_than_late_ones_may_be_get_the_certificate_and_nothing_el
         head = next_head(head, following.body)
     assert machine.terms.round == 6
     effects = hears(machine, claim_of(HEAD, OTHER), now_ms=10)
-    assert sends(effects) == [(OTHER.peer_id, NEXT)]
+    assert sends(effects) == [(OTHER.peer_id, Decided(0, 2))]
     assert (ItemKind.CLAIM, OTHER.peer_id, 0) not in machine._round.updates.slots
 
 
-def test_a_receipt_without_acks_belongs_to_no_round() -> None:
+def test_a_run_manifest_belongs_to_no_round() -> None:
     with pytest.raises(RemoteProtocolError, match="belongs to no round"):
-        hears(machine_of(), Receipt(digest("manifest"), ()))
+        hears(machine_of(), SignedRun(HEAD.run.manifest, bytes(64)))
 
 
 # --- messages of the next round --------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ def test_a_statement_that_has_expired_is_not_carried() -> None:
         assert ((ItemKind.CLAIM, OTHER.peer_id, 0) in slots) == (number < 2)
 
 
-def test_one_without_a_vote_passes_no_certificate_on_and_the_announcers_tell_everybody() -> None:
+def test_one_without_a_vote_announces_no_certificate_and_the_announcers_tell_everybody() -> None:
     x = identity_of("x")
     head = next_head(
         HEAD, certificate(HEAD, [*(item_of(alive_of(HEAD, p)) for p in PEERS), item_of(join_of(HEAD, x))]).body
@@ -234,7 +235,7 @@ def test_one_without_a_vote_passes_no_certificate_on_and_the_announcers_tell_eve
     told = {}
     for peer in (x.peer_id, *order):
         effects = hears(machine_of(head, by_id[peer]), following, PEERS[0] if peer != PEERS[0].peer_id else OTHER)
-        told[peer] = {to for to, m in sends(effects) if isinstance(m, Certificate)}
+        told[peer] = {to for to, m in sends(effects) if isinstance(m, Decided)}
     voters = {peer.peer_id for peer in PEERS}
     assert told[x.peer_id] == set()
     assert {peer: told[peer] for peer in order[:2]} == {peer: {*voters, x.peer_id} - {peer} for peer in order[:2]}

@@ -87,11 +87,12 @@ def test_the_first_in_order_average_a_part_at_once() -> None:
             assert {blob: sources[0] for blob, sources in effect.sources.items()} == blobs
 
 
-def test_later_ones_step_in_after_half_of_the_budget_for_parts_without_equal_digests() -> None:
+def test_later_ones_step_in_after_half_of_the_budget_for_parts_whose_agreed_result_is_not_here() -> None:
     voter, body, transition = with_cut()
     far = [part for part, place in places(voter).items() if place >= voter.terms.replicas]
     assert len(far) >= 2
-    voter.digests_come(transition, body, far[:1])
+    voter.digests_come(transition, body, far[:2])
+    voter.context.held.add(body.parts[far[0]])  # of the second, only the digests are here
     before = averaged(voter)
     voter.wait(voter.terms.transfer_budget_ms // 2 - 100)
     assert averaged(voter) == before
@@ -254,3 +255,15 @@ def test_a_recheck_is_asked_for_as_one_and_its_result_signs_nothing() -> None:
     recheck_of(other, body, transition, frozenset(range(4)) - {near})
     other.wait(1)
     assert averaged(other, recheck=True) == []  # it is being averaged here already
+
+
+def test_a_part_that_this_voter_recomputed_otherwise_does_not_count_against_a_quorum_certificate() -> None:
+    voter, body, transition = with_cut()
+    identity = held_by_others(voter, body, transition)
+    for part in range(4):
+        voter.round.parts.rechecked(transition.updates_hash, part, digest("another value"))
+    voter.wait(100)
+    assert voter.votes(Step.PREVOTE) == [(NO_DIGEST, False)]
+    voter.others_ask_for_view(1, 3)
+    voter.propose(body, view=1, qc=voter.qc_of(identity, 0))
+    assert voter.votes(Step.PREVOTE, 1) == [(identity, True)]

@@ -14,6 +14,7 @@ from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.codec import decode, encode
 from spes_p2p.protocol.head import Head
 from spes_p2p.protocol.messages import Ack, Alive, Claim, Join, Leave, Manifest, PartDigest, Signed, Vote
+from spes_p2p.protocol.receipts import mark_of
 from spes_p2p.protocol.roster import invite_payload
 from spes_p2p.protocol.round import RoundMachine, Wishes
 from spes_p2p.protocol.wire import ItemKind
@@ -239,7 +240,7 @@ def test_an_ack_with_fewer_pieces_takes_none_back() -> None:
     held = voter.round.updates.slots[ItemKind.UPDATE, voter.me.peer_id, 2]
     for ack, counted in ((small, small), (large, large), (small, large)):
         voter.hear(acker, ack)
-        assert held.acks == {acker.peer_id: counted}
+        assert held.acks == {acker.peer_id: mark_of(counted)}
 
 
 def test_after_a_restart_the_update_that_was_acknowledged_is_acknowledged_again_and_no_other() -> None:

@@ -19,7 +19,6 @@ from spes_p2p.protocol.codec import (
     decode_signed_run,
     encode,
     sign,
-    statement_hash,
 )
 from spes_p2p.protocol.head import Terms, genesis_head, psi_digest
 from spes_p2p.protocol.inbox import MAX_PEERS_REMEMBERED, Inbox, round_of
@@ -36,14 +35,13 @@ from spes_p2p.protocol.messages import (
     Offer,
     Proposal,
     ProposalMessage,
-    Receipt,
-    Signed,
     SignedRun,
     TipAsk,
     Want,
 )
+from spes_p2p.protocol.receipts import check_receipt, mark_of
 from spes_p2p.protocol.state import bytes_of
-from spes_p2p.protocol.statements import Item, check_cut, check_receipt, check_statement, slot_of
+from spes_p2p.protocol.statements import Item, check_cut, check_statement, slot_of
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, Step
 from spes_p2p.testing.one_voter import OneVoter
 from spes_p2p.testing.protocol_cases import (
@@ -192,26 +190,21 @@ def test_a_vote_is_no_statement() -> None:
             judge(vote)
 
 
-def test_an_ack_in_a_receipt_is_of_its_update_and_of_its_round() -> None:
+def test_a_receipt_is_of_the_round_of_its_update_and_its_acks_are_of_that_round_too() -> None:
     update = update_of(HEAD, PEERS[0])
     manifest = update.body
     assert isinstance(manifest, Manifest)
-
-    def receipt(*acks: Signed) -> Receipt:
-        return Receipt(statement_hash(update), acks)
-
-    good = [ack_of(update, peer) for peer in PEERS[1:]]
-    check_receipt(TERMS, receipt(*good), PEERS[0].peer_id, manifest, verify)
-    ack = good[0].body
+    good = receipt_of(update, PEERS)
+    check_receipt(TERMS, good, PEERS[0].peer_id, manifest, verify)
+    with pytest.raises(RemoteProtocolError, match="another round than its update"):
+        check_receipt(TERMS, msgspec.structs.replace(good, round=3), PEERS[0].peer_id, manifest, verify)
+    ack = ack_of(update, PEERS[1]).body
     assert isinstance(ack, Ack)
-    for change, why in (
-        ({"round": 3}, "of another round"),
-        ({"epoch": 1}, "of another round"),
-        ({"run": digest("r")}, "of something else"),
-    ):
-        other = sign(PEERS[1], msgspec.structs.replace(ack, **change))
-        with pytest.raises(RemoteProtocolError, match=why):
-            check_receipt(TERMS, receipt(other, *good[1:]), PEERS[0].peer_id, manifest, verify)
+    for change in ({"round": 3}, {"epoch": 1}, {"run": digest("run")}):
+        other = mark_of(sign(PEERS[1], msgspec.structs.replace(ack, **change)))
+        with pytest.raises(RemoteProtocolError, match="wrong signature"):
+            receipt = msgspec.structs.replace(good, acks=(other, *good.acks[1:]))
+            check_receipt(TERMS, receipt, PEERS[0].peer_id, manifest, verify)
 
 
 def test_a_cut_item_is_the_statement_it_names() -> None:
