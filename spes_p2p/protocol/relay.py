@@ -8,6 +8,7 @@ is really missing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import cast
 
 from spes_p2p.ids import PeerId
 from spes_p2p.protocol.bodies import Bodies
@@ -104,7 +105,7 @@ class Relay:
             view = theirs.get(number, SeenView(number, b"", b"", b""))
             proposal = voting.proposals.get(number)
             if proposal is not None and proposal.peer != peer and _mark(proposal) != view.proposal:
-                yield from self._proposal(proposal)
+                yield self._proposal(proposal)
             for step, marks in ((Step.PREVOTE, view.prevotes), (Step.PRECOMMIT, view.precommits)):
                 votes = voting.votes[step].get(number, {})
                 for place, author in enumerate(voters):
@@ -118,10 +119,9 @@ class Relay:
         head = self._context.terms.head
         return list(self.lacking(Seen(head.epoch, head.round + 1, (), ()), peer))
 
-    def _proposal(self, proposal: Signed) -> Iterable[Wire]:
-        known = self._bodies.known.get(proposal.body.body) if isinstance(proposal.body, Proposal) else None
-        if known is not None:
-            yield ProposalMessage(proposal, known.body, known.merge_lists)
+    def _proposal(self, proposal: Signed) -> ProposalMessage:
+        known = self._bodies.known[cast(Proposal, proposal.body).body]  # learned before the proposal is kept
+        return ProposalMessage(proposal, known.body, known.merge_lists)
 
 
 def _view_asked(wish: Signed | None) -> int:

@@ -182,6 +182,22 @@ def test_acks_after_the_receipt_change_nothing() -> None:
     assert held.receipt == receipt
 
 
+def test_acks_of_an_own_update_that_was_carried_with_its_receipt_are_kept() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    update = update_of(HEAD, voter.me)
+    voter.hear_all(update)
+    for peer in voter.others[:2]:
+        voter.hear(peer, ack_of(update, peer))
+    held = voter.round.updates.slots[ItemKind.UPDATE, voter.me.peer_id, 2]
+    later = OneVoter(follow(HEAD, ALIVE), PEERS, me=voter.me)
+    later.round.carry(held)
+    third = voter.others[2]
+    later.round.late(third.peer_id, ack_of(update, third))
+    mine = later.round.updates.slots[ItemKind.UPDATE, voter.me.peer_id, 2]
+    assert mine.receipt == held.receipt
+    assert set(mine.acks) == {peer.peer_id for peer in voter.others}
+
+
 def test_a_check_of_an_update_that_is_not_held_is_dropped() -> None:
     voter = OneVoter(HEAD, PEERS)
     claim = claim_of(HEAD, voter.others[0])

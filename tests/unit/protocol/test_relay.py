@@ -116,3 +116,17 @@ def test_only_voters_are_answered_and_marks_of_any_length_are_harmless() -> None
     voter.round.relay.answer(PeerId(bytes(32)), seen)
     voter._collect()
     assert voter.sent == []
+
+
+def test_one_question_gets_a_bounded_number_of_answers_and_those_of_the_newest_views() -> None:
+    voter = in_view_0()
+    asker, *others = voter.others
+    for view in range(1, 61):
+        for peer in others:
+            for step in Step:
+                voter.round.voting.add_vote(vote_of(voter.terms, peer, step, NO_DIGEST, view=view))
+    found = answers(voter, 0, Seen(0, 2, (), ()))
+    views = [message.body.view for message in found if isinstance(message, Signed) and isinstance(message.body, Vote)]
+    assert len(found) == len(views) == 512
+    assert (views[0], min(views)) == (60, 60 - 512 // 10)
+    assert asker.peer_id not in {message.peer for message in found if isinstance(message, Signed)}
