@@ -69,6 +69,8 @@ class Leader:
             before = decode(journalled)
             return before if isinstance(before, Cut) else None
         if self._voting.qc is not None:
+            if self._voting.qc.view >= view:
+                return None
             known = self._bodies.known.get(self._voting.qc.body)
             cut = self._bodies.cut_of(known) if known is not None else None
             return cut.cut if cut is not None else None
@@ -91,6 +93,8 @@ class Leader:
         if promised is not None and isinstance(promised.body, Proposal):
             return self._bodies.known.get(promised.body.body)
         if self._voting.qc is not None:
+            if self._voting.qc.view >= view:
+                return None  # a quorum has voted in this view or a later one: this leader comes too late
             known = self._bodies.known.get(self._voting.qc.body)
             return known if known is not None and known.derived else None
         cut = self.cut_of_view(view)

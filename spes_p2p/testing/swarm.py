@@ -192,6 +192,8 @@ class Swarm(Clockwork):
         peer.life += 1
         peer.training = peer.timer_ms = None
         peer.waiting.clear()
+        peer.fetching.clear()
+        peer.uplink_free_ms = peer.downlink_free_ms = self.now_ms
         self.log(peer, "is killed")
 
     def restart(self, peer: SimPeer, capacity: int | None = None, *, stop_after_round: int | None = None) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol.head import Head
 from spes_p2p.protocol.params import PieceSizes
-from spes_p2p.testing.sim.peer import SimPeer
+from spes_p2p.testing.sim.peer import Flight, SimPeer
 
 if TYPE_CHECKING:
     from spes_p2p.testing.swarm import Swarm
@@ -24,16 +24,15 @@ class Blobs:
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm
 
-    def source(self, peer: PeerId, blob: Digest, sources: Iterable[PeerId]) -> SimPeer | None:
-        """The first of these that has a blob, runs, serves it, and can be reached both ways."""
+    def sources(self, peer: PeerId, blob: Digest, among: Iterable[PeerId]) -> Iterator[SimPeer]:
+        """Those of them that have a blob, run, serve it, and can be reached both ways."""
         swarm = self._swarm
-        for other_id in sources:
+        for other_id in among:
             if other_id == peer or swarm.is_blocked(other_id, peer) or swarm.is_blocked(peer, other_id):
                 continue
             for other in swarm.instances(other_id):
                 if other.runs and not other.withholds and blob in other.blobs:
-                    return other
-        return None
+                    yield other
 
     def fetch(
         self,
@@ -43,33 +42,50 @@ class Blobs:
         sources: tuple[PeerId, ...],
         ended: Callable[[bool], None],
     ) -> None:
-        """Bring a blob here; `ended(whether it came)` is called if the process still lives."""
-        swarm = self._swarm
-        life = peer.life
+        """Bring a blob here; `ended(whether it came)` is called if the process still lives.
+
+        It comes from the source that is quickest. Asked again while it is on its way, it is not sent a second time,
+        but if another source would be quicker now.
+        """
+        swarm, now_ms = self._swarm, self._swarm.now_ms
         if blob in peer.blobs:
             swarm.after(peer, peer.line.transfer_ms, lambda: ended(True))
             return
-        source = self.source(peer.peer_id, blob, sources)
-        if source is None:
+        found = list(self.sources(peer.peer_id, blob, sources))
+        source = min(found, key=lambda other: self._free_ms(other, num_bytes), default=None)
+        flying = peer.fetching.get(blob)
+        if source is None and flying is None:
             swarm.after(peer, 10 * peer.line.transfer_ms, lambda: ended(False))
             return
-
-        def arrive() -> None:
-            if peer.life != life or not peer.alive:
+        if flying is not None:
+            flying.ended.append(ended)
+            if source is None or self._free_ms(source, num_bytes) >= flying.due_ms - peer.line.transfer_ms:
                 return
-            there = self.source(peer.peer_id, blob, (source.peer_id, *sources)) is not None
-            if there:
-                peer.blobs.add(blob)
-            swarm.when_thawed(peer, lambda: ended(there or blob in peer.blobs))
+        else:
+            peer.fetching[blob] = flying = Flight(due_ms=now_ms, ended=[ended])
+        if source is not None:
+            flying.due_ms = now_ms + self._transfer_ms(source, peer, num_bytes)
+            swarm.after(peer, flying.due_ms - now_ms, partial(self._arrive, peer, source, blob, sources))
 
-        swarm.at(self._transfer_ms(source, peer, num_bytes), arrive)
+    def _arrive(self, peer: SimPeer, source: SimPeer, blob: Digest, others: tuple[PeerId, ...]) -> None:
+        flight = peer.fetching.pop(blob, None)
+        if flight is None:
+            return  # another source was quicker
+        came = blob in peer.blobs or any(self.sources(peer.peer_id, blob, (source.peer_id, *others)))
+        if came:
+            peer.blobs.add(blob)
+        for ended in flight.ended:
+            ended(came)
+
+    def _free_ms(self, source: SimPeer, num_bytes: int) -> int:
+        return max(self._swarm.now_ms, source.uplink_free_ms) + source.line.bytes_ms(num_bytes)
 
     def _transfer_ms(self, source: SimPeer, peer: SimPeer, num_bytes: int) -> int:
         """Transfers of one line follow each other; a slow source takes no more of a fast receiver than its bytes."""
-        now = self._swarm.now_ms
-        source.uplink_free_ms = max(now, source.uplink_free_ms) + source.line.bytes_ms(num_bytes)
-        peer.downlink_free_ms = max(now, peer.downlink_free_ms) + peer.line.bytes_ms(num_bytes)
-        return peer.line.transfer_ms + max(source.uplink_free_ms, peer.downlink_free_ms) - now
+        now_ms = self._swarm.now_ms
+        source.uplink_free_ms = self._free_ms(source, num_bytes)
+        peer.downlink_free_ms = max(now_ms, peer.downlink_free_ms) + peer.line.bytes_ms(num_bytes)
+        return peer.line.transfer_ms + max(source.uplink_free_ms, peer.downlink_free_ms) - now_ms
 
     def load(self, peer: SimPeer, head: Head, holders: tuple[PeerId, ...], ready: Callable[[], None]) -> None:
         """Fetch what a state lacks, again and again, until it is all here or a newer state took over."""

@@ -22,6 +22,7 @@ LINGER_MS = 10_000
 """A node serves on this long after a proper leave: others may need its vote."""
 NORMAL_RATE_BYTES_PER_S = 10_000_000
 """Twice `min_rate`: a line that keeps up."""
+NORMAL_LINE = Line(latency_ms=(1, 50), rate_bytes_per_s=NORMAL_RATE_BYTES_PER_S)
 FIRST_MS = 3_000
 """Nothing happens before."""
 
@@ -75,9 +76,8 @@ class Mishaps:
         swarm.log(None, "healed")
         for peer in [*swarm.peers.values(), *swarm.twins.values()]:
             peer.crash_points.clear()
-            peer.line = Line(
-                latency_ms=(1, 50), rate_bytes_per_s=peer.line.rate_bytes_per_s and NORMAL_RATE_BYTES_PER_S
-            )
+            peer.line = replace(NORMAL_LINE, train_ms=peer.line.train_ms)
+            peer.uplink_free_ms = peer.downlink_free_ms = swarm.now_ms
             swarm.thaw(peer)
             if not (peer.alive or peer.left or peer.sybil):
                 swarm.restart(peer, peer.capacity)
@@ -94,7 +94,7 @@ class Mishaps:
     def _equip(self, peer: SimPeer) -> None:
         """Its line and its clock."""
         faults, source = self._scenario.faults, self._random
-        line = Line(rate_bytes_per_s=NORMAL_RATE_BYTES_PER_S, train_ms=source.randint(4_000, 12_000))
+        line = replace(NORMAL_LINE, train_ms=source.randint(4_000, 12_000))
         if "loss" in faults:
             line = replace(line, loss=source.uniform(0.0, 0.3))
         if "duplication" in faults:

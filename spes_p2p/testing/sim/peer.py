@@ -40,6 +40,15 @@ class Line:
         return 0 if self.rate_bytes_per_s is None else -(-num_bytes * 1000 // self.rate_bytes_per_s)
 
 
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """A blob on its way to a peer."""
+
+    due_ms: int
+    ended: list[Callable[[bool], None]]
+    """Whom to tell whether it came."""
+
+
 @dataclass(slots=True)
 class SimPeer:
     """One peer: its machine, its disk, its line."""
@@ -56,6 +65,7 @@ class SimPeer:
     certificates: list[Certificate] = field(default_factory=list)
     heads: list[Head] = field(default_factory=list)
     """Of its ledger, the genesis first."""
+    fetching: dict[Digest, Flight] = field(default_factory=dict)
     training: tuple[int, int] | None = None
     """(round, begun at)."""
     notes: list[tuple[int, str, str]] = field(default_factory=list)

@@ -12,6 +12,8 @@ from spes_p2p.testing.sim.faults import ALL, BYZANTINE
 MAX_FOUNDERS = 128
 """What a run manifest may list; more peers are members from the beginning."""
 DEMO_PARTS = 4
+USUAL_SIZES = (1, 2, 3, 3, 4, 4, 4, 5, 5, 6, 7, 7, 7, 8, 9, 10, 11, 12, 13)
+"""What `num_peers` is drawn from: the sizes at which f grows are the interesting ones."""
 LARGE_SWARM = 14
 """From this many peers on every peer has a shard of its own, as in a run that was set up for them."""
 
@@ -39,7 +41,7 @@ def draw(seed: int, *, num_peers: int | None, num_rounds: int, chosen: frozenset
     Of several chosen faults all happen in two seeds of five, and each with probability 1/2 in the others.
     """
     source = random.Random(f"scenario {seed}")
-    drawn = source.randint(1, 13)
+    drawn = source.choice(USUAL_SIZES)
     number = drawn if num_peers is None else num_peers
     active = chosen
     if len(chosen) > 1 and source.random() < 0.6:
