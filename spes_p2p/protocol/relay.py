@@ -113,11 +113,6 @@ class Relay:
                     if vote is not None and author != peer and known != _mark(vote):
                         yield vote
 
-    def everything(self, peer: PeerId) -> list[Wire]:
-        """All of it, for a voter that came back."""
-        head = self._context.terms.head
-        return list(self.lacking(Seen(head.epoch, head.round + 1, (), ()), peer))
-
     def _proposal(self, proposal: Signed) -> Iterable[Wire]:
         known = self._bodies.known.get(proposal.body.body) if isinstance(proposal.body, Proposal) else None
         if known is not None:
