@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol.body import Cut, CutItem
-from spes_p2p.protocol.codec import check_signature, cut_hash, receipt_hash
+from spes_p2p.protocol.codec import check_signature, cut_hash
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.evidence import conflicting
 from spes_p2p.protocol.messages import CutAnnouncement, CutMessage, Ref, Signed
@@ -55,7 +55,7 @@ class Cuts:
         Otherwise rounds of a run whose members have all stopped would follow each other without a pause.
         """
         live = self._context.terms.live
-        return bool(live) and all(self._updates.is_in(peer) for peer in live)
+        return bool(live) and self._updates.are_in(live)
 
     def view0_due_ms(self, training_ended_at_ms: int | None) -> int | None:
         """When view 0 begins here if not all live members come in before; None: not known yet."""
@@ -90,8 +90,7 @@ class Cuts:
         covered: set[PeerId] = set()
         for held in self._updates.slots.values():
             if self.includable(held):
-                identity = receipt_hash(held.receipt) if held.receipt else NO_DIGEST
-                entries.append(CutItem(ItemKind.UPDATE, held.signed.peer, held.hash, identity))
+                entries.append(CutItem(ItemKind.UPDATE, held.signed.peer, held.hash, held.receipt_hash))
                 covered.add(held.signed.peer)
         for held in self._updates.manifests():
             if held.signed.peer not in covered:

@@ -188,33 +188,52 @@ class Terms:
         parts = range(self.head.run.sizes.num_parts)
         return tuple(election.aggregators(self.seed, part, self.eligible) for part in parts)
 
+    @cached_property
+    def _places(self) -> dict[PeerId, tuple[int, ...]]:
+        orders = [{peer: place for place, peer in enumerate(order)} for order in self.aggregators]
+        return {peer: tuple(order[peer] for order in orders) for peer in self.eligible}
+
+    def places(self, peer: PeerId) -> tuple[int, ...]:
+        """Per part, where an eligible peer stands in the order of aggregators."""
+        return self._places[peer]
+
     def leader(self, view: int) -> PeerId:
         """Who names the cut and proposes in a view."""
         if not self.leaders:
             raise LocalProtocolError("a run without members has no leader")
         return self.leaders[view % len(self.leaders)]
 
-    @property
+    @cached_property
+    def member_set(self) -> frozenset[PeerId]:
+        """The roster, for looking up."""
+        return frozenset(self.members)
+
+    @cached_property
+    def voter_set(self) -> frozenset[PeerId]:
+        """The voters, for looking up."""
+        return frozenset(self.voters)
+
+    @cached_property
     def num_faults(self) -> int:
         """f."""
         return faults(len(self.voters))
 
-    @property
+    @cached_property
     def quorum(self) -> int:
         """q."""
         return quorum(len(self.voters))
 
-    @property
+    @cached_property
     def replicas(self) -> int:
         """Equal digests needed per part."""
         return replicas(self.config.protocol, len(self.voters), len(self.eligible))
 
-    @property
+    @cached_property
     def expert_acks(self) -> int:
         """Acks of others for an expert blob."""
         return expert_acks(len(self.voters), len(self.eligible))
 
-    @property
+    @cached_property
     def psi_acks(self) -> int:
         """Acks of others for a psi piece."""
         return psi_acks(self.replicas, len(self.eligible))

@@ -139,10 +139,9 @@ class Leader:
         resend_ms = context.terms.config.protocol.resend_ms
         if ranking.fetched_at_ms is None or context.now_ms >= ranking.fetched_at_ms + resend_ms:
             ranking.fetched_at_ms = context.now_ms
-            sources = self._updates.sources()
             limit = context.terms.head.run.sizes.expert_blob_bytes
             for blob in lacking:
-                context.emit(FetchBlob(blob=blob, max_bytes=limit, sources=sources.get(blob, ())))
+                context.emit(FetchBlob(blob=blob, max_bytes=limit, sources=self._updates.sources(blob)))
         return None
 
     def ranked(self, cut: Digest, merge_lists: bytes) -> None:

@@ -350,6 +350,8 @@ class Decided(Wire, frozen=True, tag="decided"):
 
     epoch: Count
     round: Count
+    certificate: Hash
+    """NO_DIGEST: the sender would have to look it up."""
 
 
 class SeenView(Wire, frozen=True):

@@ -158,7 +158,7 @@ class OpenRound:
         if isinstance(message, Signed):
             self._signed(sender, message)
             return
-        if sender not in terms.members:
+        if sender not in terms.member_set:
             return  # left or not yet joined: nothing of it counts
         match message:
             case Receipt():
@@ -203,7 +203,7 @@ class OpenRound:
 
     def late(self, sender: PeerId, message: Message) -> None:
         """A message of an older round: statements, acks and receipts still count."""
-        members = self.context.terms.members
+        members = self.context.terms.member_set
         if sender not in members and not isinstance(message, Signed):
             return
         if isinstance(message, Signed):
@@ -278,7 +278,7 @@ class OpenRound:
                     found.append(encode(CutMessage(announcement, cut.cut)))
         if peer in self.context.terms.voters:
             found += [encode(signed) for signed in self.parts.everything()]
-            found += [encode(message) for message in self.relay.everything(peer)]
+            found += [data for _, data in self.voting.log]
         return found
 
     # --- acting ------------------------------------------------------------------------------------------------------

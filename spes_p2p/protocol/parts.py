@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import cast
 
 from spes_p2p.digests import digest
@@ -30,6 +31,11 @@ class Parts:
         """(updates, part) -> peer -> (signed digest, held since)."""
         self._sets: dict[PeerId, set[Digest]] = {}
         """Per aggregator, the sets of updates it has named."""
+        self._backers: Counter[tuple[Digest, int, Digest]] = Counter()
+        """(updates, part, value) -> aggregators that say so."""
+        self._agreed: dict[tuple[Digest, int], set[Digest]] = {}
+        self._begun: set[Digest] = set()
+        """Sets of updates whose parts of the first `replicas` places are begun here."""
         self._asked: set[tuple[Digest, int]] = set()
         self._mine: dict[tuple[Digest, int], Digest] = {}
         self._rechecks: set[Digest] = set()
@@ -43,20 +49,21 @@ class Parts:
         terms, transition = context.terms, known.transition
         if transition is None or not transition.contributions or not context.state_ready:
             return
-        if context.me not in terms.eligible:
+        if context.me not in terms.eligible_set:
             return
         late = context.now_ms - known.received_at_ms >= terms.transfer_budget_ms // 2
+        if transition.updates_hash in self._begun and not late:
+            return
+        self._begun.add(transition.updates_hash)
         reach = terms.replicas + (terms.num_faults + view + 1 if late else 0)
-        for part, order in enumerate(terms.aggregators):
-            if (transition.updates_hash, part) in self._asked:
+        for part, place in enumerate(terms.places(context.me)):
+            if place >= reach or (transition.updates_hash, part) in self._asked:
                 continue
-            place = order.index(context.me)
-            if place < terms.replicas or (place < reach and not self._has_result(transition.updates_hash, part)):
+            if place < terms.replicas or not self._has_result(transition.updates_hash, part):
                 self._asked.add((transition.updates_hash, part))
                 self._aggregate(transition, part, recheck=False)
 
     def _aggregate(self, transition: Transition, part: int, *, recheck: bool) -> None:
-        sources = self._updates.sources()
         blobs = [contribution.pieces[part].blob for contribution in transition.contributions]
         self._context.emit(
             Aggregate(
@@ -64,7 +71,7 @@ class Parts:
                 part=part,
                 previous=self._context.terms.head.parts[part],
                 contributions=transition.contributions,
-                sources={blob: sources.get(blob, ()) for blob in blobs},
+                sources={blob: self._updates.sources(blob) for blob in blobs},
                 recheck=recheck,
             )
         )
@@ -87,7 +94,7 @@ class Parts:
         body = signed.body
         if not isinstance(body, PartDigest) or body.part >= len(self._context.terms.aggregators):
             raise RemoteProtocolError(signed.peer, "malformed part digest")
-        if signed.peer not in self._context.terms.eligible:
+        if signed.peer not in self._context.terms.eligible_set:
             raise RemoteProtocolError(signed.peer, "a part digest of a peer that does not aggregate")
         before = self._digests.get((body.updates, body.part), {}).get(signed.peer)
         if before is not None:
@@ -100,7 +107,11 @@ class Parts:
             return
         check_signature(signed, self._context.verifier)
         sets.add(body.updates)
-        self._digests.setdefault((body.updates, body.part), {})[signed.peer] = (signed, self._context.now_ms)
+        key, value = (body.updates, body.part), body.digest
+        self._digests.setdefault(key, {})[signed.peer] = (signed, self._context.now_ms)
+        self._backers[*key, value] += 1
+        if self.is_backed(*key, value):
+            self._agreed.setdefault(key, set()).add(value)
 
     def supporters(self, updates: Digest, part: int, value: Digest) -> tuple[PeerId, ...]:
         """Aggregators that say this digest."""
@@ -112,11 +123,13 @@ class Parts:
 
         There are several only where liars agree too. What they made up they can serve to nobody whom they want to stop.
         """
-        votes = self._digests.get((updates, part), {})
-        values = [_value(signed) for signed, _ in votes.values()]
-        enough = {value for value in values if values.count(value) >= self._context.terms.replicas}
-        held = self._context.held
-        return min(enough, key=lambda value: (value not in held, -values.count(value), value), default=None)
+        held, backers = self._context.held, self._backers
+        enough = self._agreed.get((updates, part), ())
+        return min(enough, key=lambda value: (value not in held, -backers[updates, part, value], value), default=None)
+
+    def is_backed(self, updates: Digest, part: int, value: Digest) -> bool:
+        """Whether `replicas` aggregators say this digest."""
+        return self._backers[updates, part, value] >= self._context.terms.replicas
 
     def _has_result(self, updates: Digest, part: int) -> bool:
         """Whether this peer holds what `replicas` aggregators agree on: signing a digest does not make it available."""

@@ -28,7 +28,6 @@ def check_mark(mark: AckMark, author: PeerId, identity: Digest, manifest: Manife
     """Raises RemoteProtocolError unless this is another peer's ack of pieces of this manifest."""
     if mark.peer == author:
         raise RemoteProtocolError(author, "an update acknowledged by its author")
-    bits(mark.pieces, len(manifest.pieces))
     ack = Ack(manifest.run, manifest.epoch, manifest.round, identity, mark.pieces)
     check_signature(Signed(mark.peer, ack, mark.signature), verifier)
 

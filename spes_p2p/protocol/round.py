@@ -254,7 +254,7 @@ class RoundMachine:
         if context.me in announcing:
             receivers = sorted({*terms.voters, *terms.members, *self._round.joiners()})
         if context.is_voter:
-            context.send(receivers, Decided(terms.head.epoch, terms.round))
+            context.send(receivers, Decided(terms.head.epoch, terms.round, head.hash))
         for held in self._round.accepted(certificate.body):
             self._history.remember(held)
         self._effects += context.effects
@@ -393,7 +393,7 @@ class RoundMachine:
             raise RemoteProtocolError(sender, "a message that belongs to no round")
         if number > context.terms.round:
             keeps = number == context.terms.round + 1
-            if not keeps or not self._inbox.keep(number, sender, data, member=sender in context.terms.members):
+            if not keeps or not self._inbox.keep(number, sender, data, member=sender in context.terms.member_set):
                 self._behind = True
             self._hear_of_certificate(sender)
             return
@@ -420,7 +420,7 @@ class RoundMachine:
         self._pull.told(
             sender,
             context.now_ms,
-            is_member=sender in context.terms.members,
+            is_member=sender in context.terms.member_set,
             may_decide=context.is_voter and not self._behind,
         )
         self._pull_certificate()
@@ -434,7 +434,8 @@ class RoundMachine:
         """Statements and acks may be late; whoever sends anything of an older round is told of its certificate."""
         context = self._round.context
         if self._inbox.may_announce(sender, number, context.now_ms, context.terms.config.protocol.resend_ms):
-            context.emit(self._outbox.once(sender, encode(Decided(context.terms.head.epoch, number))))
+            identity = dict(context.terms.head.recent).get(number, NO_DIGEST)
+            context.emit(self._outbox.once(sender, encode(Decided(context.terms.head.epoch, number, identity))))
         if number >= context.terms.round - max(LATE_ROUNDS, STATEMENT_ROUNDS):
             self._round.late(sender, message)
 

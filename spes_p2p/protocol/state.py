@@ -6,6 +6,7 @@ their place in the previous roster, then in the list of newcomers, so that a bod
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from spes_p2p.digests import digest
@@ -65,7 +66,8 @@ class State(Wire, frozen=True):
 
     def row(self, peer: PeerId) -> RosterRow | None:
         """The member's row."""
-        return next((row for row in self.roster if row.peer == peer), None)
+        place = bisect_left(self.roster, peer, key=_peer_of)
+        return self.roster[place] if place < len(self.roster) and self.roster[place].peer == peer else None
 
     def owners(self, shard: int) -> tuple[PeerId, ...]:
         """Owners of a shard, by peer id."""
@@ -74,6 +76,10 @@ class State(Wire, frozen=True):
     def shards_of(self, peer: PeerId) -> tuple[int, ...]:
         """Shards a peer owns or co-owns, ascending."""
         return tuple(row.shard for row in self.leases if any(tenure.who == peer for tenure in row.owners))
+
+
+def _peer_of(row: RosterRow) -> PeerId:
+    return row.peer
 
 
 def bytes_of(tenure: Tenure) -> bytes:

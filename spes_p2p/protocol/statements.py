@@ -72,7 +72,7 @@ def check_statement(terms: Terms, signed: Signed, verifier: Verifier) -> None:
         raise RemoteProtocolError(peer, f"a {body.tag} is no statement")
     if (body.run, body.epoch) != (terms.head.run.run_id, terms.head.epoch):
         raise RemoteProtocolError(peer, f"{body.tag} of another run or epoch")
-    if not isinstance(body, Join) and peer not in terms.members:
+    if not isinstance(body, Join) and peer not in terms.member_set:
         raise RemoteProtocolError(peer, f"{body.tag} of a peer that is not a member")
     check_signature(signed, verifier)
     match body:

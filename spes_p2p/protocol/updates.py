@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
-from spes_p2p.protocol.codec import bitmap, encode, receipt_hash, sign, statement_hash
+from spes_p2p.protocol.codec import bitmap, bits, encode, receipt_hash, sign, statement_hash
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.effects import CheckPiece, FetchBlob
 from spes_p2p.protocol.evidence import conflicting, named
-from spes_p2p.protocol.messages import Ack, AckMark, Alive, Evidence, Manifest, Receipt, Ref, Refusal, Signed
+from spes_p2p.protocol.messages import Ack, AckMark, Alive, Claim, Evidence, Manifest, Receipt, Ref, Refusal, Signed
 from spes_p2p.protocol.norms import Yardstick
 from spes_p2p.protocol.params import LATE_ROUNDS
 from spes_p2p.protocol.receipts import Tally, check_mark, check_receipt, mark_of
 from spes_p2p.protocol.state import ShardRow, shard_row_hash
 from spes_p2p.protocol.statements import Slot, check_statement, slot_of
-from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind, RefKind, RefusalReason
+from spes_p2p.protocol.wire import NO_DIGEST, PieceKind, RefKind, RefusalReason
 
 _PROOFS_KEPT = 64
 """Proven equivocators that are remembered."""
@@ -45,13 +44,18 @@ class Held:
     acked: frozenset[int] = frozenset()
     acks: dict[PeerId, AckMark] = field(default_factory=dict)
     receipt: Receipt | None = None
+    receipt_hash: Digest = NO_DIGEST
     receipt_held_at_ms: int = 0
     refused_by: dict[PeerId, RefusalReason] = field(default_factory=dict)
+    manifest: Manifest | None = field(init=False)
+    """The manifest, if this is an update."""
 
-    @property
-    def manifest(self) -> Manifest | None:
-        """The manifest, if this is an update."""
-        return self.signed.body if isinstance(self.signed.body, Manifest) else None
+    def __post_init__(self) -> None:
+        self.manifest = self.signed.body if isinstance(self.signed.body, Manifest) else None
+
+    def take_receipt(self, receipt: Receipt, identity: Digest, now_ms: int) -> None:
+        """From now on the update counts."""
+        self.receipt, self.receipt_hash, self.receipt_held_at_ms = receipt, identity, now_ms
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,6 +103,16 @@ class Updates:
         self.receipts: dict[Digest, Receipt] = {}
         self._early_receipts: dict[tuple[Digest, PeerId], Receipt] = {}
         """(manifest, sender) -> a receipt whose manifest has not come."""
+        self._current: dict[PeerId, Held] = {}
+        """Updates of this base round, by author."""
+        self._yardstick = Yardstick()
+        """Norms of those."""
+        self._in: set[PeerId] = set()
+        self._holders: dict[Digest, Held] = {}
+        """Blob -> the update that has it."""
+        self._num_strangers = 0
+        self._due_ms: int | None = None
+        """When the next piece may come within reach; never too late, perhaps too early."""
         self._tallies: dict[Digest, Tally] = {}
         """Acks of this peer's own updates."""
         self.half_at_ms: int | None = None
@@ -122,23 +136,34 @@ class Updates:
         takes = before is None or self._replaces(before.signed, signed)
         if not takes and not context.is_wanted(ref):
             return False
-        if signed.peer not in context.terms.members and before is None and self._num_strangers() >= _MAX_STRANGERS:
-            return False
+        if signed.peer not in context.terms.member_set and before is None:
+            if self._num_strangers >= _MAX_STRANGERS:
+                return False
+            self._num_strangers += takes
         if takes:
             held.held_at_ms = before.held_at_ms if before else held.held_at_ms
             self.slots[slot] = held
+            if self._says_in(held):
+                self._in.add(signed.peer)
         self.by_hash[held.hash] = held
         if isinstance(signed.body, Evidence):
             self._history.keep_proof(signed.body)
         context.found(ref)
         if held.manifest is not None:
+            self._holders.update((piece.blob, held) for piece in held.manifest.pieces)
             if takes:
-                self._begin_update(held)
+                self._begin_update(held, held.manifest)
             self._take_early_receipts(held)
         return takes
 
-    def _num_strangers(self) -> int:
-        return sum(1 for _, peer, _ in self.slots if peer not in self._context.terms.members)
+    def _says_in(self, held: Held) -> bool:
+        """Whether it is its author's update of this round, or says that there is none; in round 1 its claim."""
+        body = held.signed.body
+        if self._context.terms.round == 1:
+            return isinstance(body, Claim)
+        if isinstance(body, Manifest):
+            return body.round == self._context.terms.round
+        return isinstance(body, Alive) and not body.more
 
     def _take_early_receipts(self, held: Held) -> None:
         for key in [key for key in self._early_receipts if key[0] == held.hash]:
@@ -181,33 +206,32 @@ class Updates:
             context.send(context.terms.members, proof)
         return is_news
 
-    def _begin_update(self, held: Held) -> None:
+    def _begin_update(self, held: Held, manifest: Manifest) -> None:
         context = self._context
         terms = context.terms
-        if self.half_at_ms is None and 2 * len(self.manifests()) >= len(terms.members):
+        if manifest.round == terms.round:
+            self._current[held.signed.peer] = held
+            self._yardstick = self._yardstick.extended([manifest])
+        if self.half_at_ms is None and 2 * len(self._current) >= len(terms.members):
             self.half_at_ms = context.now_ms
-            self.tick()  # some may have waited for this to be judged
+            self._reach()  # some may have waited for this to be judged
         if held.signed.peer == context.me:
             self._try_receipt(held)
         else:
             self._ask_pieces(held)
+            self._note_due(held)
 
     def manifests(self) -> list[Held]:
         """Updates of this base round that are held."""
-        return [
-            held
-            for (kind, _, base), held in self.slots.items()
-            if kind is ItemKind.UPDATE and base == self._context.terms.round
-        ]
+        return list(self._current.values())
 
     def is_in(self, peer: PeerId) -> bool:
         """Whether a manifest of this round, or `Alive{no more}`, of a peer is held; in round 1 its claim."""
-        if self._context.terms.round == 1:
-            return (ItemKind.CLAIM, peer, 0) in self.slots
-        if (ItemKind.UPDATE, peer, self._context.terms.round) in self.slots:
-            return True
-        alive = self.slots.get((ItemKind.ALIVE, peer, 0))
-        return alive is not None and isinstance(alive.signed.body, Alive) and not alive.signed.body.more
+        return peer in self._in
+
+    def are_in(self, peers: frozenset[PeerId]) -> bool:
+        """Whether all of these are in."""
+        return len(peers) <= len(self._in) and peers <= self._in
 
     # --- acknowledging others' updates -------------------------------------------------------------------------------
 
@@ -218,16 +242,15 @@ class Updates:
             return
         if self._beyond_bound(held, manifest):
             return
-        acking = context.me in context.terms.eligible
+        acking = context.me in context.terms.eligible_set
+        places = context.terms.places(context.me) if acking else ()
         patience = (context.now_ms - held.held_at_ms) // context.terms.config.protocol.resend_ms
         reach = context.terms.replicas + 1 + patience
         for index, piece in enumerate(manifest.pieces):
             if index in (held.asked if acking else held.spread):
                 continue
-            if piece.kind is PieceKind.PSI:
-                order = context.terms.aggregators[piece.index]
-                if not acking or order.index(context.me) >= reach:
-                    continue
+            if piece.kind is PieceKind.PSI and (not acking or places[piece.index] >= reach):
+                continue
             row = self._history.rows.get(piece.base_row)
             unknown = piece.kind is PieceKind.EXPERT and row is None and manifest.round < context.terms.round
             if acking and unknown:
@@ -260,16 +283,14 @@ class Updates:
         if past.psi and index is None:
             return False
         if self.half_at_ms is not None:
-            others = (other.manifest for other in self.manifests())
-            now = Yardstick().extended(other for other in others if other is not None)
-            index = now.absurd_piece(manifest, bound=protocol.norm_bound, most_steps=most_steps)
+            index = self._yardstick.absurd_piece(manifest, bound=protocol.norm_bound, most_steps=most_steps)
         elif context.now_ms < held.held_at_ms + protocol.train_grace_ms:
             return True  # those of the others will tell
         if index is None:
             return False
         if index not in held.asked:
             held.asked.update(range(len(manifest.pieces)))
-            if context.me in context.terms.eligible:
+            if context.me in context.terms.eligible_set:
                 self.piece_checked(held.hash, index, RefusalReason.NORM_BOUND)
         return True
 
@@ -289,6 +310,7 @@ class Updates:
         else:
             held.asked.discard(index)
             held.checks.pop(index)
+            self._note_due(held)
         self._send_ack(held)
 
     def _send_ack(self, held: Held) -> None:
@@ -321,12 +343,13 @@ class Updates:
         held = self.by_hash.get(ack.manifest) if isinstance(ack, Ack) else None
         if held is None or held.manifest is None or held.signed.peer != self._context.me:
             return
-        if signed.peer not in self._context.terms.eligible:
+        if signed.peer not in self._context.terms.eligible_set:
             return  # it was eligible in the round of the update, perhaps
         mark = mark_of(signed)
         before = held.acks.get(signed.peer)
         if before == mark:
             return
+        bits(mark.pieces, len(held.manifest.pieces))  # raises for what is no bitmap of them
         check_mark(mark, self._context.me, held.hash, held.manifest, self._context.verifier)
         if before is not None and _num_acked(mark) <= _num_acked(before):
             return  # it was overtaken, or its author has restarted: an acker never takes a piece back
@@ -373,7 +396,7 @@ class Updates:
         held.refused_by = old.refused_by
         if manifest is not None:
             held.checks, held.asked, held.acked = old.checks, old.asked, old.acked
-            held.acks = {peer: ack for peer, ack in old.acks.items() if peer in context.terms.eligible}
+            held.acks = {peer: ack for peer, ack in old.acks.items() if peer in context.terms.eligible_set}
             context.held.update(manifest.pieces[i].blob for i, reason in old.checks.items() if reason is None)
             if old.signed.peer == context.me:
                 context.held.update(piece.blob for piece in manifest.pieces)
@@ -381,8 +404,8 @@ class Updates:
             if old.acked:
                 self._promise_slot(held)
             if old.receipt is not None and self._stands(old.receipt, old.signed.peer, manifest):
-                held.receipt, held.receipt_held_at_ms = old.receipt, context.now_ms
-                self.receipts[receipt_hash(old.receipt)] = old.receipt
+                held.take_receipt(old.receipt, receipt_hash(old.receipt), context.now_ms)
+                self.receipts[held.receipt_hash] = old.receipt
         self._insert(held)
 
     def _stands(self, receipt: Receipt, author: PeerId, manifest: Manifest) -> bool:
@@ -407,8 +430,7 @@ class Updates:
         self.receipts[identity] = receipt
         context.found(ref)
         if held.receipt is None:
-            held.receipt = receipt
-            held.receipt_held_at_ms = context.now_ms
+            held.take_receipt(receipt, identity, context.now_ms)
             held.acks.update({mark.peer: mark for mark in receipt.acks})
         return True
 
@@ -420,7 +442,7 @@ class Updates:
         for held in self.slots.values():
             found.append((Ref(RefKind.STATEMENT, held.hash, NO_DIGEST), held.signed.peer, held.held_at_ms))
             if held.receipt is not None:
-                ref = Ref(RefKind.RECEIPT, receipt_hash(held.receipt), held.hash)
+                ref = Ref(RefKind.RECEIPT, held.receipt_hash, held.hash)
                 found.append((ref, held.signed.peer, held.receipt_held_at_ms))
         return found
 
@@ -433,30 +455,34 @@ class Updates:
             return held is None or held.receipt is None
         return False
 
-    def sources(self) -> dict[Digest, tuple[PeerId, ...]]:
+    def sources(self, blob: Digest) -> tuple[PeerId, ...]:
         """Who may have a piece: its author, then those who acknowledged the update."""
-        found: dict[Digest, tuple[PeerId, ...]] = {}
-        for held in self.by_hash.values():
-            if held.manifest is not None:
-                for piece in held.manifest.pieces:
-                    found[piece.blob] = (held.signed.peer, *sorted(held.acks))
-        return found
+        held = self._holders.get(blob)
+        return () if held is None else (held.signed.peer, *sorted(held.acks))
 
     def tick(self) -> None:
         """Reach further for pieces of updates that have no receipt yet."""
+        if self._due_ms is not None and self._context.now_ms >= self._due_ms:
+            self._reach()
+
+    def _reach(self) -> None:
+        self._due_ms = None
         for held in list(self.slots.values()):
-            if held.manifest is not None and held.signed.peer != self._context.me:
+            if held.manifest is not None and held.receipt is None and held.signed.peer != self._context.me:
                 self._ask_pieces(held)
+                self._note_due(held)
+
+    def _note_due(self, held: Held) -> None:
+        """Look at an update again when the next resend has passed since it came."""
+        if held.manifest is None or held.receipt is not None or len(held.asked) == len(held.manifest.pieces):
+            return
+        resend_ms = self._context.terms.config.protocol.resend_ms
+        due = held.held_at_ms + ((self._context.now_ms - held.held_at_ms) // resend_ms + 1) * resend_ms
+        self._due_ms = due if self._due_ms is None else min(self._due_ms, due)
 
     def deadline_ms(self) -> int | None:
         """When the next piece comes within reach."""
-        resend_ms = self._context.terms.config.protocol.resend_ms
-        waiting: Iterable[int] = (
-            held.held_at_ms + ((self._context.now_ms - held.held_at_ms) // resend_ms + 1) * resend_ms
-            for held in self.slots.values()
-            if held.manifest is not None and held.receipt is None and len(held.asked) < len(held.manifest.pieces)
-        )
-        return min(waiting, default=None)
+        return self._due_ms
 
 
 def _num_acked(mark: AckMark) -> int:

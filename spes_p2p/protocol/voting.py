@@ -45,6 +45,9 @@ from spes_p2p.protocol.transition import Transition
 from spes_p2p.protocol.updates import Updates
 from spes_p2p.protocol.wire import NO_DIGEST, RefKind, Step
 
+_MAX_LOGGED_WISHES = 256
+"""View changes of one voter that are passed on in a round: more views than any round needs."""
+
 Votes = dict[int, dict[PeerId, Signed]]
 
 
@@ -78,6 +81,9 @@ class Voting:
         self._counted: dict[int, int] = {}
         """Per view, how many prevotes there were when quorums were last looked for."""
         self._wished = 0
+        self.log: list[tuple[PeerId, bytes]] = []
+        """(author, message): votes, wishes and proposals of all, in order of arrival, for those who miss them."""
+        self._logged_wishes: dict[PeerId, int] = {}
 
     def restore(self, journal: Mapping[str, bytes]) -> None:
         """Take up the round where the journal left it: the same view, lock, and votes, sent again as they were."""
@@ -148,7 +154,7 @@ class Voting:
     def add_wish(self, signed: Signed) -> None:
         """A voter asks for a view. Raises RemoteProtocolError."""
         body, context = signed.body, self._context
-        if not isinstance(body, ViewChange) or signed.peer not in context.terms.voters:
+        if not isinstance(body, ViewChange) or signed.peer not in context.terms.voter_set:
             raise RemoteProtocolError(signed.peer, "a view change of a peer that does not vote")
         before = self.wishes.get(signed.peer)
         if before is not None and isinstance(before.body, ViewChange) and before.body.view >= body.view:
@@ -160,6 +166,10 @@ class Voting:
         if body.qc is not None:
             self._learn_qc(body.qc, signed.peer)
         self.wishes[signed.peer] = signed
+        logged = self._logged_wishes.get(signed.peer, 0)
+        if logged < _MAX_LOGGED_WISHES:
+            self._logged_wishes[signed.peer] = logged + 1
+            self.log.append((signed.peer, encode(signed)))
         self._follow_views()
 
     def _asked_views(self) -> list[int]:
@@ -229,6 +239,7 @@ class Voting:
         if body.qc is not None:
             self._learn_qc(body.qc, signed.peer)
         self.proposals[body.view] = signed
+        self.log.append((signed.peer, encode(message)))
         self._revote()
 
     # --- voting ------------------------------------------------------------------------------------------------------
@@ -236,7 +247,7 @@ class Voting:
     def add_vote(self, signed: Signed) -> None:
         """A vote of any voter. Raises RemoteProtocolError."""
         body, context = signed.body, self._context
-        if not isinstance(body, Vote) or signed.peer not in context.terms.voters:
+        if not isinstance(body, Vote) or signed.peer not in context.terms.voter_set:
             raise RemoteProtocolError(signed.peer, "a vote of a peer that does not vote")
         if body.step is Step.PRECOMMIT and body.held:
             # a certificate's signatures are over precommits that do not: this one would spoil it
@@ -252,6 +263,7 @@ class Voting:
             return
         check_signature(signed, context.verifier)
         votes[signed.peer] = signed
+        self.log.append((signed.peer, encode(signed)))
         if body.body != NO_DIGEST and body.body not in self._bodies.known:
             backers = self.votes_for(body.step, body.view, body.body)
             if len(backers) > context.terms.num_faults:  # one of them is honest and has it
@@ -394,6 +406,8 @@ class Voting:
         """The certificate, once q voters precommitted one body in one view."""
         terms = self._context.terms
         for view, votes in sorted(self.votes[Step.PRECOMMIT].items()):
+            if len(votes) < terms.quorum:
+                continue
             for body in sorted({_vote(signed).body for signed in votes.values()} - {NO_DIGEST}):
                 chosen = self.votes_for(Step.PRECOMMIT, view, body)
                 known = self._bodies.known.get(body)

@@ -9,7 +9,7 @@ from spes_p2p.protocol.body import CutItem
 from spes_p2p.protocol.codec import encode, pack_float, receipt_hash, sign, statement_hash
 from spes_p2p.protocol.head import Head, Terms
 from spes_p2p.protocol.messages import (
-    AckMark,
+    Ack,
     Alive,
     Claim,
     Evidence,
@@ -187,7 +187,7 @@ def test_acks_of_strangers_do_not_count() -> None:
         (acks(ack_of(UPDATE, PEERS[1]), ack_of(UPDATE, PEERS[0])), "by its author"),
         (acks(ack_of(UPDATE, PEERS[1]), ack_of(update_of(FOUR, PEERS[0], note="x"), PEERS[2])), "wrong signature"),
         (msgspec.structs.replace(receipt_of(UPDATE, PEERS), round=1), "another round"),
-        (Receipt(2, statement_hash(UPDATE), (AckMark(PEERS[1].peer_id, bytes(9), bytes(64)),)), "bitmap"),
+        (acks(sign(PEERS[1], Ack(MANIFEST.run, 0, 2, statement_hash(UPDATE), bytes(9)))), "bitmap"),
         (acks(msgspec.structs.replace(ack_of(UPDATE, PEERS[1]), signature=bytes(64))), "wrong signature"),
     ],
 )
