@@ -98,7 +98,7 @@ async def _catch_up(place: Resumption, base: Base, ledger: Ledger) -> None:
             notify=base.notify,
             waiting=base.waiting,
         )
-        await CatchUp(place, around).run((*base.peers, *place.head.state.members))
+        await CatchUp(place, around).run(base.peers)
     finally:
         verification.close()
 

@@ -10,11 +10,13 @@ afterwards is the round machine's business.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from spes_p2p.crypto import peer_text
+from spes_p2p.digests import digest
 from spes_p2p.errors import RemoteProtocolError, TransportError
 from spes_p2p.ids import PeerId, RoundNumber
 from spes_p2p.node.resume import Resumption
@@ -85,6 +87,24 @@ class Surroundings:
     skip_rounds: int = SKIP_ROUNDS
 
 
+class _LieError(Exception):
+    """A peer gave what an honest one would not give."""
+
+    def __init__(self, peer: PeerId, reason: str) -> None:
+        super().__init__(reason)
+        self.peer = peer
+        self.reason = reason
+
+
+@contextmanager
+def _blaming(peer: PeerId, tip: Tip) -> Iterator[None]:
+    """Whatever is wrong with what comes in the block is this peer's lie, whoever signed it."""
+    try:
+        yield
+    except RemoteProtocolError as error:
+        raise _LieError(peer, f"on the way to round {tip.round:,}, {error.reason}") from error
+
+
 class CatchUp:
     """Moves a node's place in the chain, and its ledger, to the highest certificate that its peers can show."""
 
@@ -112,9 +132,8 @@ class CatchUp:
 
     async def _ask_tips(self, peers: Sequence[PeerId]) -> Tips:
         """The tips of at least NUM_ASKED peers, of all if they are fewer; of those that answer in time."""
-        others = [peer for peer in dict.fromkeys(peers) if peer != self._around.transport.peer_id][:MAX_ASKED]
         claims: dict[PeerId, Tip] = {}
-        asking = {asyncio.create_task(self._ask_tip(peer, claims)) for peer in others}
+        asking = {asyncio.create_task(self._ask_tip(peer, claims)) for peer in self._whom_to_ask(peers)}
         now_ms = self._around.clock.now_ms
         deadline_ms, had_enough = now_ms() + TIP_TIMEOUT_MS, False
         try:
@@ -130,6 +149,14 @@ class CatchUp:
             await asyncio.gather(*asking, return_exceptions=True)
         return Tips(claims)
 
+    def _whom_to_ask(self, peers: Sequence[PeerId]) -> list[PeerId]:
+        """Members as far as they are known, and others, in an order of this node's own: nobody can come first by making
+        himself a small peer id."""
+        me, members = self._around.transport.peer_id, set(self._place.head.state.members)
+        order = sorted({*peers, *members} - {me}, key=lambda peer: digest("spes tip order", me, peer))
+        known = [peer for peer in order if peer in members][: MAX_ASKED // 2]
+        return known + [peer for peer in order if peer not in members][: MAX_ASKED - len(known)]
+
     async def _ask_tip(self, peer: PeerId, claims: dict[PeerId, Tip]) -> None:
         try:
             answer = await self._ask_one(peer, TipQuestion())
@@ -141,17 +168,18 @@ class CatchUp:
             self._name(peer, error.reason)
 
     async def _approach(self, tips: Tips) -> None:
-        """Follow the claims, the highest first, until none of them is ahead any more."""
+        """Follow the claims, the best first, until none of them is ahead any more."""
         while (choice := tips.best(self._place.head.round)) is not None:
             peer, tip = choice
+            at = self._place.head.round
             try:
-                if tip.round - self._place.head.round > self._around.skip_rounds:
-                    await self._skip(peer, tip)
+                if tip.round - at > self._around.skip_rounds or tip.first > at + 1:
+                    await self._skip(peer, tip, tips)
                 else:
                     await self._follow(peer, tip, tips)
-            except RemoteProtocolError as error:
-                self._name(peer, f"it claims round {tip.round:,}; {error.reason}")
-                tips.drop(peer, error.reason)
+            except _LieError as lie:
+                self._name(lie.peer, lie.reason)
+                tips.drop(lie.peer, lie.reason)
             except TransportError as error:
                 self._around.notify("info", f"another peer is asked for the chain: {error}")
                 tips.drop(peer, str(error))
@@ -167,7 +195,8 @@ class CatchUp:
             ahead = self._place.head.round + len(batch) + 1
             coming = asyncio.create_task(self._certificates(peer, ahead, tip, tips)) if ahead <= tip.round else None
             try:
-                await self._take(batch, tips)
+                with _blaming(peer, tip):
+                    await self._take(batch, tips)
                 batch = await coming if coming is not None else None
             finally:
                 if coming is not None:
@@ -179,11 +208,12 @@ class CatchUp:
     async def _certificates(self, peer: PeerId, first: int, tip: Tip, tips: Tips) -> tuple[bytes, ...]:
         count = min(MAX_CERTIFICATES, tip.round - first + 1)
         began_ms = self._around.clock.now_ms()
-        frames = await self._around.transport.ask(peer, encode(CertificatesQuestion(first, count)))
+        with _blaming(peer, tip):
+            frames = await self._around.transport.ask(peer, encode(CertificatesQuestion(first, count)))
+            if not frames:
+                raise RemoteProtocolError(peer, f"it does not give the certificate of round {first:,}")
         if self._around.clock.now_ms() - began_ms > _SLOW_MS:
             tips.postpone(peer)
-        if not frames:
-            raise RemoteProtocolError(peer, f"it does not give the certificate of round {first:,}")
         return frames[:count]
 
     async def _take(self, batch: tuple[bytes, ...], tips: Tips) -> None:
@@ -204,23 +234,28 @@ class CatchUp:
 
     # --- skipping ----------------------------------------------------------------------------------------------------
 
-    async def _skip(self, peer: PeerId, tip: Tip) -> None:
-        """Go to a peer's tip by the skip rule."""
+    async def _skip(self, peer: PeerId, tip: Tip, tips: Tips) -> None:
+        """Go to a peer's tip by the skip rule; what it lacks on the way comes from others."""
         head = self._place.head
         skipping = Skipping(anchor_of(head), tip.round)
         while (wanted := skipping.wanted) is not None:
-            self._tell(wanted, tip.round, by="a waypoint of ")
-            answer = await self._ask_one(peer, WaypointQuestion(wanted))
-            if not isinstance(answer, Waypoint):
-                raise RemoteProtocolError(peer, f"it does not give the waypoint of round {wanted:,}")
-            await self._around.verification.check_soon(skipping.take(answer).checks)
-        if skipping.anchor.hash != tip.hash:
-            raise RemoteProtocolError(peer, "it has another certificate than it claims")
-        answer = await self._ask_one(peer, TablesQuestion(tip.round))
-        if not isinstance(answer, Tables):
-            raise RemoteProtocolError(peer, f"it does not give the tables of round {tip.round:,}")
+            self._tell(wanted, tip.round)
+            source = peer if wanted >= tip.first else tips.with_round(wanted)
+            if source is None:
+                raise TransportError(f"nobody has what is needed to skip to round {wanted:,}")
+            with _blaming(source, tip):
+                answer = await self._ask_one(source, WaypointQuestion(wanted))
+                if not isinstance(answer, Waypoint):
+                    raise RemoteProtocolError(source, f"it does not give the waypoint of round {wanted:,}")
+                await self._around.verification.check_soon(skipping.take(answer).checks)
+        with _blaming(peer, tip):
+            if skipping.anchor.hash != tip.hash:
+                raise RemoteProtocolError(peer, "it has another certificate than it claims")
+            answer = await self._ask_one(peer, TablesQuestion(tip.round))
+            if not isinstance(answer, Tables):
+                raise RemoteProtocolError(peer, f"it does not give the tables of round {tip.round:,}")
+            after = head_at(head.run, skipping.path[-1], answer.state)
         last = skipping.path[-1]
-        after = head_at(head.run, last, answer.state)
         gap = Gap(
             epoch=head.epoch,
             from_round=RoundNumber(head.round),
@@ -242,8 +277,8 @@ class CatchUp:
         frames = await self._around.transport.ask(peer, encode(question))
         return decode_answer(frames[0], peer) if frames else None
 
-    def _tell(self, number: int, total: int, by: str = "") -> None:
-        text = f"checking {by}round {number:,} of {total:,}"
+    def _tell(self, number: int, total: int) -> None:
+        text = f"checking round {number:,} of {total:,}"
         self._around.waiting(text)
         now_ms = self._around.clock.now_ms()
         if self._told_at_ms is None or now_ms - self._told_at_ms >= _TELL_EVERY_MS:

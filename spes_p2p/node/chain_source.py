@@ -72,6 +72,9 @@ class ChainSource:
         return frames
 
     def _waypoint(self, question: WaypointQuestion) -> list[bytes]:
+        kept = next((gap.waypoints[-1] for gap in self._ledger.gaps() if gap.to_round == question.round), None)
+        if kept is not None:
+            return _one(kept)
         entry = self._ledger.by_round(RoundNumber(question.round))
         before = self._ledger.by_round(RoundNumber(question.round - 1))
         head = self._stored.head(question.round - 1) if before is not None else None

@@ -18,9 +18,19 @@ class Tips:
         """Who is not asked any more, and why."""
 
     def best(self, above: int) -> tuple[PeerId, Tip] | None:
-        """Whom to follow: the highest claim above a round; those who were slow come last, then the lowest peer id."""
-        choices = [(peer, tip) for peer, tip in sorted(self._claims.items()) if tip.round > above]
-        return max(choices, key=lambda choice: (choice[0] not in self._slow, choice[1].round), default=None)
+        """Whom to follow: the highest claim above a round, of equal ones the lowest peer id. Those who were slow come
+        last, and after the others those who lack certificates right above the round."""
+
+        def merit(choice: tuple[PeerId, Tip]) -> tuple[bool, bool, int]:
+            peer, tip = choice
+            return peer not in self._slow, tip.first <= above + 1, tip.round
+
+        return max(((p, t) for p, t in sorted(self._claims.items()) if t.round > above), key=merit, default=None)
+
+    def with_round(self, number: int) -> PeerId | None:
+        """Somebody who claims to have the certificate of a round and those after it; None: nobody does."""
+        having = (peer for peer, tip in sorted(self._claims.items()) if tip.first <= number <= tip.round)
+        return min(having, key=lambda peer: peer in self._slow, default=None)
 
     def highest(self) -> int:
         """The highest round that is claimed by somebody who was not dropped; 0: nobody has any."""

@@ -19,14 +19,16 @@ from spes_p2p.client.demo.figures import swarm_figures
 from spes_p2p.client.demo.texts import deal_texts
 from spes_p2p.crypto import Identity
 from spes_p2p.errors import NotAdmittedError, SpesError
+from spes_p2p.ids import RoundNumber
 from spes_p2p.network.link import parse_link
 from spes_p2p.node.files import LEDGER_FILE, MANIFEST_FILE
 from spes_p2p.node.history import RoundRecord, read_manifest
 from spes_p2p.node.joining import check_admission
 from spes_p2p.node.snapshot import NodeSnapshot
+from spes_p2p.node.stored import entry_of, tables_of
 from spes_p2p.protocol.codec import decode_certificate, encode
 from spes_p2p.protocol.messages import SignedRun
-from spes_p2p.storage.ledger import Ledger
+from spes_p2p.storage.ledger import Gap, Ledger
 from spes_p2p.testing.chains import made_chain, store
 from spes_p2p.testing.handle import imagined_peer, imagined_snapshot
 from spes_p2p.testing.protocol_cases import NUM_PARTS, quick_config
@@ -248,3 +250,24 @@ def test_verify_of_a_folder_without_a_run_is_refused(spes_p2p: Run, tmp_path: Pa
 
 def test_verify_help_shows_an_example(spes_p2p: Run) -> None:
     assert "spes-p2p ledger verify --data-dir ./a --json verified.json" in spes_p2p("ledger", "verify", "--help").out
+
+
+def test_show_names_the_rounds_that_were_skipped(spes_p2p: Run, verified: Path) -> None:
+    chain = made_chain(4, quick_config(), NUM_PARTS)
+    chain.keep_heads = True
+    chain.grow(40)
+    gap = Gap(epoch=0, from_round=RoundNumber(30), to_round=RoundNumber(39), waypoints=(encode(chain.waypoint(39)),))
+    ledger = Ledger(verified / LEDGER_FILE)
+    certificates = [decode_certificate(data) for data in chain.certificates]
+    ledger.skip(gap, entry_of(certificates[38]), tables_of(chain.heads[39], always=True))
+    store(ledger, chain.heads[39], certificates[39:])
+    ledger.close()
+    skipped, head, *rounds = spes_p2p("ledger", "show", "--data-dir", verified).out.splitlines()
+    assert skipped.startswith("rounds 31 to 39 were skipped")
+    assert head.startswith("round")
+    assert [int(line.split()[0]) for line in rounds] == [*range(1, 31), 40]
+    answer = spes_p2p("ledger", "verify", "--data-dir", verified)
+    assert answer.out.splitlines()[:2] == [
+        "rounds 31 to 39: skipped; verified from round 39 on by the skip rule",
+        "31 certificates verified, the newest of round 40",
+    ]

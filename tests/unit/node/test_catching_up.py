@@ -207,7 +207,7 @@ async def test_a_tip_that_does_not_exist_is_named_and_dropped(around: Around) ->
     around.honest("ada")
     await around.catch_up()
     assert around.rounds() == list(range(1, ROUNDS + 1))
-    assert "claims round 900; it does not give the certificate of round" in around.named(liar)
+    assert "on the way to round 900, it does not give the certificate of round" in around.named(liar)
 
 
 async def test_a_tip_without_end_is_not_skipped_to(around: Around) -> None:
@@ -307,7 +307,9 @@ async def test_a_skipped_ledger_goes_on_and_serves_what_it_has(around: Around) -
     (tip,) = await source.answer(ME.peer_id, encode(TipQuestion()))
     assert tip == encode(Tip(0, ROUNDS, CHAIN.head.hash, 150))
     assert await source.answer(ME.peer_id, encode(CertificatesQuestion(140, 20))) == []
-    assert await source.answer(ME.peer_id, encode(WaypointQuestion(150))) == []
+    (kept,) = await source.answer(ME.peer_id, encode(WaypointQuestion(150)))
+    assert kept == around.ledger.gaps()[0].waypoints[-1]
+    assert await source.answer(ME.peer_id, encode(WaypointQuestion(149))) == []
     assert len(await source.answer(ME.peer_id, encode(WaypointQuestion(152)))) == 1
     assert len(await source.answer(ME.peer_id, encode(CertificatesQuestion(150, 64)))) == 51
 
@@ -331,6 +333,21 @@ async def test_a_skip_to_another_certificate_than_the_claimed_one_is_refused(aro
     await around.catch_up(skip_rounds=100)
     assert around.rounds() == []
     assert "it has another certificate than it claims" in around.named(liar)
+
+
+async def test_who_skipped_is_no_liar_and_what_it_lacks_comes_from_others(around: Around) -> None:
+    around.honest("ada", 150)
+    await around.catch_up(skip_rounds=100)
+    skipped = ChainSource(around.ledger, CHAIN.genesis)
+    around.ledger, around.peers = around.open("second joiner"), []
+    around.peer("skipped", skipped.answer)
+    await around.catch_up()
+    assert around.rounds() == []  # genesis is 150 rounds and a whole roster away
+    assert not any("not believed" in note for note in around.notes)
+    around.honest("ben", 120)
+    await around.catch_up()
+    assert around.rounds() == [*range(1, 121), 150]  # the rest by a skip
+    assert not any("not believed" in note for note in around.notes)
 
 
 # --- the source ------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from spes_p2p.protocol.tips import Tips
 ADA, BEN, CLEO = (PeerId(bytes([number]) * 32) for number in (1, 2, 3))
 
 
-def tip(number: int, note: str = "") -> Tip:
-    return Tip(0, number, digest("tip", number, note.encode()), 1)
+def tip(number: int, note: str = "", first: int = 1) -> Tip:
+    return Tip(0, number, digest("tip", number, note.encode()), first)
 
 
 def test_the_highest_claim_comes_first() -> None:
@@ -50,3 +50,17 @@ def test_a_slow_peer_comes_last_but_is_not_forgotten() -> None:
 def test_who_claims_another_certificate_than_the_certified_one_is_found() -> None:
     tips = Tips({ADA: tip(5), BEN: tip(5, "fork"), CLEO: tip(6)})
     assert tips.contradicted({4: tip(4).hash, 5: tip(5).hash}) == (BEN,)
+
+
+def test_who_lacks_the_certificates_right_above_comes_after_those_who_have_them() -> None:
+    tips = Tips({ADA: tip(9, first=7), BEN: tip(8)})
+    assert tips.best(3) == (BEN, tip(8))
+    assert tips.best(6) == (ADA, tip(9, first=7))
+    assert tips.best(8) == (ADA, tip(9, first=7))
+
+
+def test_a_round_is_asked_of_somebody_who_has_it_and_was_not_slow() -> None:
+    tips = Tips({ADA: tip(9, first=7), BEN: tip(8), CLEO: tip(8)})
+    assert [tips.with_round(number) for number in (3, 9, 10)] == [BEN, ADA, None]
+    tips.postpone(BEN)
+    assert tips.with_round(3) == CLEO
