@@ -66,7 +66,7 @@ def test_newcomer_killed_at_every_stage_of_its_first_start_joins_in_the_end(swar
     swarm.wait_member("eve", swarm.certified("ada") + 1, REJOIN_S)
     (eve,) = peers
     swarm.wait(lambda: bool(swarm.accepted_bases("ada", eve)), REJOIN_S, "accepted update of the newcomer")
-    swarm.children.pop("eve").ask_to_end()
+    swarm.stop("eve")
 
 
 def test_node_killed_in_the_moment_of_adoption_has_that_certificate_and_goes_on(swarm: LiveSwarm) -> None:
