@@ -73,6 +73,8 @@ class Figures:
     """Final certificates that a peer had before a kill and not after it, or with another hash."""
     contradicting: int
     """Rounds of which two peers have different final certificates."""
+    accused: int
+    """Times that somebody found a peer to have signed two statements for one slot."""
     rejoin_s: tuple[float, ...]
     """From a start to the adoption, as a member, of a round that was open at that start or later."""
     rejoin_s_p50: float
@@ -201,6 +203,7 @@ class _Scenario:
             seconds=round(time.monotonic() - self.began_s, 1),
             lost=self.lost,
             contradicting=len(contradictions(self.before)),
+            accused=sum(self.swarm.said(name).count("signed two") for name in self.names),
             rejoin_s=tuple(round(seconds, 1) for seconds in self.rejoins_s),
             rejoin_s_p50=round(percentile(self.rejoins_s, 0.5), 1),
             rejoin_s_p95=round(percentile(self.rejoins_s, 0.95), 1),
@@ -240,13 +243,14 @@ def lines(figures: Figures) -> Iterator[str]:
     yield f"final rounds        {figures.rounds_final} in {figures.seconds:.0f} s, median {figures.round_s_p50} s"
     yield f"lost certificates   {figures.lost}"
     yield f"contradicting       {figures.contradicting}"
+    yield f"accused             {figures.accused}"
     slowest = max(figures.rejoin_s, default=0.0)
     yield f"rejoin              p50 {figures.rejoin_s_p50} s, p95 {figures.rejoin_s_p95} s, slowest {slowest} s"
     yield f"held-out loss       {' > '.join(map(str, figures.held_out))} nats per byte, by fifths of the rounds"
 
 
 def main() -> int:
-    """Entry point. Exit code 1 if a certificate was lost or contradicted."""
+    """Entry point. Exit code 1 if a certificate was lost or contradicted, or an honest peer accused."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in dataclasses.asdict(Scale()).items():
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -263,7 +267,7 @@ def main() -> int:
     print("\n".join(lines(figures)))
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(dataclasses.asdict(figures), indent=2) + "\n")
-    return 1 if figures.lost or figures.contradicting else 0
+    return 1 if figures.lost or figures.contradicting or figures.accused else 0
 
 
 if __name__ == "__main__":

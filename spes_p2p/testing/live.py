@@ -212,6 +212,11 @@ class LiveSwarm:
         self._frozen -= set(names)
         self.wait(lambda: not self.orphans(), _ORPHANS_S, f"end of what {', '.join(names)} had started")
 
+    def stop(self, name: str) -> None:
+        """SIGTERM a peer and wait for its end."""
+        self.children[name].ask_to_end()
+        self.children[name].wait_or_kill(time.monotonic() + _END_S)
+
     def freeze(self, name: str) -> None:
         """SIGSTOP a peer and all its processes, as a machine that sleeps."""
         self._frozen.add(name)
