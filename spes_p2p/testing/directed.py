@@ -1,4 +1,4 @@
-"""What directed scenarios of the simulated swarm share: a swarm up to a round, who leads it, what its certificates say."""
+"""What directed scenarios share: a swarm up to a round, who leads it, and what its certificates say."""
 
 from __future__ import annotations
 
