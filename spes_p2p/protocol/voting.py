@@ -206,8 +206,8 @@ class Voting:
         head = context.terms.head
         qc = self.qc if self.qc is not None and self.qc.body == known.hash else None
         body = Proposal(head.run.run_id, head.epoch, context.terms.round, self.view, known.hash, qc)
-        signed = context.sign_once(f"proposal/{self.view}", body)
         context.persist(f"body/{known.hash.hex()}", encode(BodyMessage(known.body, known.merge_lists)))
+        signed = context.sign_once(f"proposal/{self.view}", body)
         message = ProposalMessage(signed, known.body, known.merge_lists)
         context.send(context.terms.voters, message)
         self.add_proposal(message, context.me)
@@ -397,9 +397,10 @@ class Voting:
         if known is None or not known.derived:
             return
         self.lock = Lock(self.view, known.hash)
-        self._context.persist("lock", f"{self.view} {known.hash.hex()}".encode())
+        # in this order: a torn write may not leave a lock that nothing this voter knows can serve or release
         self._context.persist("qc", encode(self.qc))
         self._context.persist(f"body/{known.hash.hex()}", encode(BodyMessage(known.body, known.merge_lists)))
+        self._context.persist("lock", f"{self.view} {known.hash.hex()}".encode())
         self._cast(Step.PRECOMMIT, known.hash, held=False)
 
     def decided(self) -> Certificate | None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from spes_p2p.crypto import verify
 from spes_p2p.digests import digest
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol import effects as fx
@@ -26,6 +25,7 @@ from spes_p2p.protocol.messages import (
     Message,
     Proposal,
     ProposalMessage,
+    Receipt,
     Signed,
     Vote,
 )
@@ -40,7 +40,7 @@ CUNNING_CAPACITY = 9
 """What a two-faced leader claims in its second cut only."""
 
 
-def inject(swarm: Swarm, sender: SimPeer, target: PeerId, message: Message | Signed) -> None:
+def inject(swarm: Swarm, sender: SimPeer, target: PeerId, message: Message) -> None:
     """A message that no machine asked for: it arrives a millisecond later."""
     data = encode(message)
     swarm.at(1, lambda: swarm.give(swarm.peers[target], fx.Received(sender=sender.peer_id, data=data)))
@@ -132,7 +132,7 @@ class TwoFaced:
         machine, first = self.leader.machine, message.body
         known = machine._round.cuts.known[first.cut]
         cut, items = self._other(known.cut)
-        transition = advance(machine.terms, cut_hash(cut), items, verify)
+        transition = advance(machine.terms, cut_hash(cut), items, machine._verifier)
         kept = bits(first.kept, len(first.parts))
         results = tuple(None if part in kept else value for part, value in enumerate(first.parts))
         body = make_body(machine.terms, transition, results, message.merge_lists)
@@ -183,14 +183,59 @@ def omit_update(swarm: Swarm, leader: SimPeer, victim: PeerId, round_number: int
         machine = leader.machine
         if machine.terms.round != round_number:
             return
-        transition = advance(machine.terms, cut_hash(cut), items, verify)
-        signed_parts = [machine._round.parts.result(transition.updates_hash, part) for part in range(4)]
-        body = make_body(machine.terms, transition, tuple(signed_parts), b"")
-        run = machine.head.run.run_id
-        proposal = Proposal(run, machine.head.epoch, round_number, 0, body_hash(body), None)
-        inject(swarm, leader, target, ProposalMessage(sign(leader.identity, proposal), body, b""))
+        _propose_items(swarm, leader, target, cut, items)
 
     leader.tampers = tamper
+
+
+def name_in_cut(
+    swarm: Swarm, leader: SimPeer, round_number: int, entry: CutItem, named: Signed, receipt: Receipt | None
+) -> None:
+    """In one round the leader's cut has one item in place of its own update, which everybody has then heard of."""
+
+    def tamper(send: fx.Send) -> bytes | None:
+        message = decode(send.data)
+        if leader.machine.terms.round != round_number or not isinstance(message, CutMessage | ProposalMessage):
+            return send.data
+        if isinstance(message, ProposalMessage):
+            return None if message.proposal.peer == leader.peer_id else send.data
+        if message.announcement.peer != leader.peer_id:
+            return send.data
+        kept = [item for item in message.cut.items if item.peer != leader.peer_id]
+        cut = structs.replace(message.cut, items=tuple(sorted([*kept, entry], key=item_sort_key)))
+        inject(swarm, leader, send.to, named)
+        if receipt is not None:
+            inject(swarm, leader, send.to, receipt)
+        announcement = structs.replace(message.announcement.body, cut=cut_hash(cut))
+        swarm.at(1_500, lambda: propose(send.to, cut))
+        return encode(CutMessage(sign(leader.identity, announcement), cut))
+
+    def propose(target: PeerId, cut: Cut) -> None:
+        """What follows from that cut, if it had been a valid one."""
+        machine = leader.machine
+        if machine.terms.round != round_number:
+            return
+        by_hash = machine._round.updates.by_hash
+        signed = {entry.statement: named} | {
+            item.statement: by_hash[item.statement].signed for item in cut.items if item.statement in by_hash
+        }
+        items = tuple(Item(entry=item, signed=signed[item.statement]) for item in cut.items)
+        _propose_items(swarm, leader, target, cut, items)
+
+    leader.tampers = tamper
+
+
+def _propose_items(swarm: Swarm, leader: SimPeer, target: PeerId, cut: Cut, items: tuple[Item, ...]) -> None:
+    """The body that follows from a cut, with the part results that the leader has heard of; proposed to one voter."""
+    machine = leader.machine
+    transition = advance(machine.terms, cut_hash(cut), items, machine._verifier)
+    num_parts = len(machine.head.parts)
+    results = tuple(machine._round.parts.result(transition.updates_hash, part) for part in range(num_parts))
+    body = make_body(machine.terms, transition, results, b"")
+    proposal = Proposal(machine.head.run.run_id, machine.head.epoch, machine.terms.round, 0, body_hash(body), None)
+    message = ProposalMessage(sign(leader.identity, proposal), body, b"")
+    for receiver in (target, leader.peer_id):  # its own machine must not propose something else
+        inject(swarm, leader, receiver, message)
 
 
 def rewrite_proposals(leader: SimPeer, round_number: int, rewrite: Callable[[Body], Body]) -> None:
@@ -249,7 +294,7 @@ def add_twin(swarm: Swarm, peer: SimPeer, side: frozenset[PeerId]) -> SimPeer:
 
 
 def withhold_results(swarm: Swarm, liars: Iterable[SimPeer], says: Callable[[Digest], Digest]) -> set[Digest]:
-    """Aggregators that sign a digest (`says`: of the right one) and serve the result to nobody. Returns what they sign."""
+    """Aggregators that sign a digest (`says`: of the right one) and serve the result to nobody. Returns all it says."""
     said: set[Digest] = set()
     for liar in liars:
 
@@ -263,7 +308,10 @@ def withhold_results(swarm: Swarm, liars: Iterable[SimPeer], says: Callable[[Dig
 
 
 def crash_after_send(swarm: Swarm, victim: SimPeer, number: int, *, down_ms: int) -> None:
-    """Kill a peer right after its `number`-th send from now (1 is the next), restart it from its disk later."""
+    """Kill a peer right after its `number`-th send from now (1 is the next), restart it from its disk later.
+
+    From then on the network loses whatever would tell the victim what it said itself: it has its journal for that.
+    """
     count = 0
 
     def route(sender: SimPeer, send: fx.Send) -> PeerId | None:
@@ -273,6 +321,22 @@ def crash_after_send(swarm: Swarm, victim: SimPeer, number: int, *, down_ms: int
             if count == number:
                 swarm.kill(victim)
                 swarm.at(down_ms, lambda: swarm.restart(victim))
+        reminds = count >= number and send.to == victim.peer_id
+        if reminds and any(signed.peer == victim.peer_id for signed in signed_in(send.data)):
+            return None
         return send.to
 
     swarm.route = route
+
+
+def signed_in(data: bytes) -> tuple[Signed, ...]:
+    """The signed part of an encoded message, if it has one."""
+    match decode(data):
+        case Signed() as signed:
+            return (signed,)
+        case CutMessage() as message:
+            return (message.announcement,)
+        case ProposalMessage() as message:
+            return (message.proposal,)
+        case _:
+            return ()

@@ -1,10 +1,9 @@
-"""What directed scenarios of the simulated swarm share: a swarm up to a round, who leads it, what its certificates say."""
+"""What directed scenarios share: a swarm up to a round, who leads it, and what its certificates say."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spes_p2p.digests import digest
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol.head import Head
 from spes_p2p.protocol.wire import ItemKind
@@ -57,9 +56,3 @@ def lost_blobs(head: Head, holders: Iterable[SimPeer]) -> set[Digest]:
     """Blobs that a certified state names and none of these peers has."""
     named = {*head.parts, *(share.blob for row in head.state.shards for share in row.blobs)}
     return named - {blob for peer in holders for blob in peer.blobs}
-
-
-def rechecked_part(peer: SimPeer, num_parts: int) -> int:
-    """The part that a voter recomputes in the round that is open, if none is kept. Only the test knows its seed."""
-    seed = digest("recheck", digest("private", peer.peer_id), peer.machine.terms.seed)
-    return int.from_bytes(seed[:8], "little") % num_parts

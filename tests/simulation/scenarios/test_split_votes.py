@@ -1,4 +1,4 @@
-"""Byzantine peers that split the voters: two valid bodies for one view, hidden decisions, twins, results nobody gets."""
+"""Byzantine peers split the voters: two valid bodies for one view, hidden decisions, twins, withheld results."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from spes_p2p.digests import digest
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol import effects as fx
+from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.codec import decode
 from spes_p2p.protocol.messages import Signed, Vote
 from spes_p2p.protocol.wire import Step
@@ -14,9 +15,24 @@ from spes_p2p.testing.adversary import TwoFaced, add_twin, withhold_results
 from spes_p2p.testing.directed import MINUTE_MS, hashes_of, head_after, lost_blobs, swarm_in_round, updates_of, view_of
 from spes_p2p.testing.swarm import SimPeer, Swarm
 
+APART_UNTIL_MS = 19_000
+"""Round 3 of eight seconds is decided at 17.7 s."""
+
 
 def ids(peers: list[SimPeer]) -> frozenset[PeerId]:
     return frozenset(peer.peer_id for peer in peers)
+
+
+def keep_apart(swarm: Swarm, half: frozenset[PeerId], liars: frozenset[PeerId]) -> None:
+    """For some seconds no vote and no certificate of round 3 passes between the honest halves."""
+
+    def route(sender: SimPeer, send: fx.Send) -> PeerId | None:
+        message = decode(send.data)
+        tells = isinstance(message, Certificate) or (isinstance(message, Signed) and isinstance(message.body, Vote))
+        crosses = (sender.peer_id in half) != (send.to in half) and not liars & {sender.peer_id, send.to}
+        return None if tells and crosses and swarm.now_ms < APART_UNTIL_MS else send.to
+
+    swarm.route = route
 
 
 def two_faces(num_founders: int) -> tuple[Swarm, list[SimPeer], list[SimPeer], TwoFaced]:
@@ -27,6 +43,7 @@ def two_faces(num_founders: int) -> tuple[Swarm, list[SimPeer], list[SimPeer], T
     half = honest[len(honest) // 2 :]
     lie = TwoFaced(swarm=swarm, leader=liars[0], round=3, second=ids(half), accomplices=liars[1:])
     lie.begin()
+    keep_apart(swarm, lie.second, ids(liars))
     return swarm, liars, honest, lie
 
 
@@ -45,6 +62,15 @@ def test_two_valid_bodies_for_one_view_make_one_certificate_of_four() -> None:
 
 def test_two_valid_bodies_for_one_view_make_one_certificate_of_seven() -> None:
     check_two_faces(7)
+
+
+def test_who_voted_for_both_bodies_is_evicted_by_its_signature_in_the_certificate() -> None:
+    swarm, liars, honest, lie = two_faces(4)
+    assert swarm.run_to_round(5, 10 * MINUTE_MS, honest)
+    assert lie.shown[honest[0].peer_id] != head_after(honest[0], 3).hash
+    assert liars[0].peer_id in head_after(honest[0], 3).state.voters
+    assert liars[0].peer_id not in head_after(honest[0], 4).state.members
+    assert head_after(honest[0], 4).state.voters == tuple(sorted(ids(honest)))
 
 
 def test_a_lock_keeps_what_one_voter_decided_unseen() -> None:
