@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spes_p2p.config import MergeConfig, RunConfig, TrainingConfig
 from spes_p2p.crypto import Identity
+from spes_p2p.digests import digest
 from spes_p2p.ids import Digest
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.body import Body
@@ -256,3 +257,27 @@ def test_experts_that_a_ranking_lacks_are_asked_for_again_after_a_resend() -> No
     assert {effect.blob for effect in again} == blobs
     assert {effect.max_bytes for effect in again} == {100_000}
     assert {effect.sources[0] for effect in again} == {peer.peer_id for peer in PEERS}  # the authors first
+
+
+# --- a leader that comes too late ------------------------------------------------------------------------------------
+
+
+def test_a_leader_names_no_cut_once_a_quorum_has_voted_in_its_view_or_a_later_one() -> None:
+    for qc_view in (0, 1):
+        voter = leader_of(0)
+        hear(voter, alive(HEAD, *voter.others[:2]))
+        voter.round.voting.begin(0)
+        voter.others_ask_for_view(2, 1, voter.qc_of(digest("body"), qc_view))
+        hear(voter, alive(HEAD, *voter.others))
+        voter.wait(QUICK.round_min)
+        assert (voter.round.voting.view, cuts(voter), proposals(voter)) == (0, [], [])
+
+
+def test_a_leader_proposes_nothing_once_a_quorum_has_voted_in_its_view_or_a_later_one() -> None:
+    for qc_view in (0, 1):
+        voter = leader_of(0)
+        transition = hear_updates(voter)
+        assert len(cuts(voter)) == 1
+        voter.others_ask_for_view(2, 1, voter.qc_of(digest("body"), qc_view))
+        voter.digests_come(transition, body_of(HEAD, transition), range(4))
+        assert (voter.round.voting.view, proposals(voter)) == (0, [])

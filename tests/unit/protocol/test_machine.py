@@ -390,3 +390,13 @@ def test_accepted_updates_feed_the_yardstick_of_norms() -> None:
     hears(machine, certificate_of(HEAD, body_of(HEAD, transition_of(HEAD, items)), PEERS), now_ms=2)
     assert machine._history.norms.psi == ((2.0, 10),) * 4
     assert machine._history.norms.experts == ((1.0, 10),) * 8
+
+
+def test_a_confirmation_makes_nothing_possible_but_what_is_due_is_done_all_the_same() -> None:
+    machine = machine_of()
+    machine.handle(fx.Tick(), 0)
+    due = machine.deadline_ms()
+    assert due is not None
+    assert machine.handle(fx.Delivered(ticket=1), due - 1) == []
+    assert machine.deadline_ms() == due
+    assert any(isinstance(effect, fx.Send) for effect in machine.handle(fx.Delivered(ticket=2), due))
