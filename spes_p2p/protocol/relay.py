@@ -114,11 +114,6 @@ class Relay:
                     if vote is not None and author != peer and known != _mark(vote):
                         yield vote
 
-    def everything(self, peer: PeerId) -> list[Wire]:
-        """All of it, for a voter that came back."""
-        head = self._context.terms.head
-        return list(self.lacking(Seen(head.epoch, head.round + 1, (), ()), peer))
-
     def _proposal(self, proposal: Signed) -> ProposalMessage:
         known = self._bodies.known[cast(Proposal, proposal.body).body]  # learned before the proposal is kept
         return ProposalMessage(proposal, known.body, known.merge_lists)

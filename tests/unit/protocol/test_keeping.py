@@ -11,6 +11,7 @@ from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.codec import body_hash, encode, pack_float, sign, statement_hash
 from spes_p2p.protocol.messages import (
+    BodyMessage,
     Evidence,
     Manifest,
     Proposal,
@@ -279,6 +280,35 @@ def test_a_view_change_is_a_voters() -> None:
         with pytest.raises(RemoteProtocolError, match="a view change of a peer that does not vote"):
             voter.round.voting.add_wish(signed)
     assert voter.round.voting.wishes == {}
+
+
+def test_view_changes_of_one_voter_are_kept_for_others_up_to_a_number() -> None:
+    voter = settled()
+    peer = voter.others[0]
+    for view in range(1, 301):
+        voter.hear(peer, sign(peer, ViewChange(RUN, 0, 2, view, None)))
+    assert len(voter.round.voting.log) == 256
+    assert voter.round.voting.wishes[peer.peer_id].body.view == 300
+
+
+def test_a_quorum_that_is_split_over_bodies_decides_nothing() -> None:
+    voter = settled()
+    voter.propose(voter.quiet_body(ALIVE))
+    a, b, c = voter.others
+    for peer, body in ((a, body_hash(BODY)), (b, digest("other")), (c, body_hash(BODY))):
+        voter.hear(peer, vote_of(voter.terms, peer, Step.PRECOMMIT, body))
+    assert voter.round.voting.decided() is None
+
+
+def test_a_quorum_for_a_body_that_is_not_here_decides_once_it_is() -> None:
+    voter = settled()
+    for peer in voter.others:
+        voter.hear(peer, vote_of(voter.terms, peer, Step.PRECOMMIT, body_hash(BODY)))
+    assert voter.round.voting.decided() is None
+    voter.hear(voter.others[0], BodyMessage(BODY, b""))
+    certificate = voter.round.voting.decided()
+    assert certificate is not None
+    assert (certificate.body, certificate.view) == (BODY, 0)
 
 
 def test_a_forged_quorum_certificate_in_a_view_change_is_refused_with_it() -> None:

@@ -28,7 +28,7 @@ from spes_p2p.protocol.messages import (
     Vote,
 )
 from spes_p2p.protocol.round import RoundMachine, Wishes
-from spes_p2p.protocol.wire import ItemKind, Step
+from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, Step
 from spes_p2p.testing.protocol_cases import (
     QUICK,
     alive_of,
@@ -164,7 +164,7 @@ def test_who_sends_a_message_of_an_older_round_is_told_that_it_is_decided() -> N
     machine = machine_of()
     hears(machine, NEXT)
     vote = vote_of(Terms(HEAD), OTHER, Step.PREVOTE, digest("body"))
-    assert sends(hears(machine, vote, now_ms=10)) == [(OTHER.peer_id, Decided(0, 2))]
+    assert sends(hears(machine, vote, now_ms=10)) == [(OTHER.peer_id, Decided(0, 2, AFTER.hash))]
     assert sends(hears(machine, vote, now_ms=11)) == []
     hears(machine, update_of(HEAD, OTHER), now_ms=12)
     assert (ItemKind.UPDATE, OTHER.peer_id, 2) in machine._round.updates.slots
@@ -178,7 +178,7 @@ def test_messages_older_than_late_ones_may_be_get_that_answer_and_nothing_else()
         head = next_head(head, following.body)
     assert machine.terms.round == 6
     effects = hears(machine, claim_of(HEAD, OTHER), now_ms=10)
-    assert sends(effects) == [(OTHER.peer_id, Decided(0, 2))]
+    assert sends(effects) == [(OTHER.peer_id, Decided(0, 2, NO_DIGEST))]  # long ago: it would have to look it up
     assert (ItemKind.CLAIM, OTHER.peer_id, 0) not in machine._round.updates.slots
 
 
