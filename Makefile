@@ -4,12 +4,14 @@
 #   make demo    a whole swarm on this machine, until its loss has visibly fallen
 #   make test    all tests
 #   make lint    ruff and mypy
+#   make nightly 5,000 simulated swarms with all faults, resumable (NIGHTLY_FILE)
 #   make bench   every benchmark of benchmarks/, one after another
 
 PYTHON ?= python3
 VENV ?= .venv
 DEMO_DIR ?= .demo
 DEMO_ARGS ?= --peers 4 --rounds 8 --headless --baseline
+NIGHTLY_FILE ?= .nightly.jsonl
 # Arguments for pytest, such as `make test ARGS="-k election"`.
 ARGS ?=
 
@@ -21,7 +23,7 @@ READY_DEV := $(VENV)/.ready-dev
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: demo test lint bench setup clean
+.PHONY: demo test lint bench nightly setup clean
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -58,6 +60,9 @@ lint: $(READY_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+nightly: $(READY)
+	$(BIN)/spes-p2p simulate --faults all --seeds 5000 --resume $(NIGHTLY_FILE) --json $(NIGHTLY_FILE:.jsonl=.json)
 
 bench: $(READY_DEV)
 	@set -e; for claim in benchmarks/[a-z]*.py; do \
