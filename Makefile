@@ -4,6 +4,7 @@
 #   make demo       a whole swarm on this machine, until its loss has visibly fallen
 #   make test       all tests but the long live ones; the protocol core must be reached to the last branch
 #   make test-live  a live swarm under kills, freezes and partitions: 20 minutes, with figures; partitions need root
+#   make nightly    5,000 simulated swarms with all faults, resumable (NIGHTLY_FILE)
 #   make lint       ruff and mypy
 #   make bench      every benchmark of benchmarks/, one after another
 
@@ -11,6 +12,7 @@ PYTHON ?= python3
 VENV ?= .venv
 DEMO_DIR ?= .demo
 DEMO_ARGS ?= --peers 4 --rounds 8 --headless --baseline
+NIGHTLY_FILE ?= .nightly.jsonl
 # Arguments for pytest, such as `make test ARGS="-k election"`.
 ARGS ?=
 
@@ -22,7 +24,7 @@ READY_DEV := $(VENV)/.ready-dev
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: demo test test-live lint bench setup clean
+.PHONY: demo test test-live lint bench nightly setup clean
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -73,6 +75,9 @@ lint: $(READY_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+nightly: $(READY)
+	$(BIN)/spes-p2p simulate --faults all --seeds 5000 --resume $(NIGHTLY_FILE) --json $(NIGHTLY_FILE:.jsonl=.json)
 
 bench: $(READY_DEV)
 	@set -e; for claim in benchmarks/[a-z]*.py; do \

@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from spes_p2p import __version__
-from spes_p2p.client.commands import admit, bootstrap, create, demo, identity, join, leave, ledger, status
+from spes_p2p.client.commands import admit, bootstrap, create, demo, identity, join, leave, ledger, simulate, status
 from spes_p2p.client.output import complain, say
 from spes_p2p.errors import EXIT_INTERRUPTED, SpesError
 
@@ -34,6 +34,7 @@ app.command("bootstrap")(bootstrap.bootstrap)
 app.command("join")(join.join)
 app.command("status")(status.status)
 app.command("leave")(leave.leave)
+app.command("simulate")(simulate.simulate)
 run_app.command("create")(create.create)
 run_app.command("admit")(admit.admit)
 identity_app.command("show")(identity.show)
