@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import msgspec
 
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.ports import Verifier
-from spes_p2p.protocol import certificate, cuts, election, roster, statements, transition, updates, voting
+from spes_p2p.protocol import certificate, cuts, election, roster, statements, transition, voting
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.bodies import Bodies, KnownBody
 from spes_p2p.protocol.body import Cut
@@ -22,9 +21,11 @@ from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import Cuts
 from spes_p2p.protocol.effects import Effect
 from spes_p2p.protocol.head import Terms
-from spes_p2p.protocol.messages import Manifest, Proposal, QuorumCertificate, Receipt, Signed
-from spes_p2p.protocol.open_round import OpenRound
+from spes_p2p.protocol.messages import AckMark, Manifest, Proposal, QuorumCertificate, Receipt, Signed
+from spes_p2p.protocol.params import quorum
 from spes_p2p.protocol.parts import Parts
+from spes_p2p.protocol.receipts import Tally
+from spes_p2p.protocol.relay import Relay
 from spes_p2p.protocol.round import RoundMachine
 from spes_p2p.protocol.state import RosterRow
 from spes_p2p.protocol.statements import Item
@@ -44,7 +45,10 @@ Patch = tuple[object, str, object]
 def small_quorum() -> list[Patch]:
     """One vote less than a quorum decides."""
     right = Terms.quorum.fget  # type: ignore[attr-defined]  # mypy sees the value of a property, not the property
-    return [(Terms, "quorum", property(lambda self: max(1, right(self) - 1)))]
+    return [
+        (Terms, "quorum", property(lambda self: max(1, right(self) - 1))),
+        (certificate, "quorum", lambda num_voters: max(1, quorum(num_voters) - 1)),
+    ]
 
 
 def no_lock() -> list[Patch]:
@@ -79,7 +83,10 @@ def local_checks_of_a_qc() -> list[Patch]:
 
     def judge(self: Voting, proposal: Proposal, known: KnownBody) -> str | None:
         verdict = right(self, proposal, known)
-        return self._judge_locally(known) if verdict == "" and proposal.qc is not None else verdict
+        cut = self._bodies.cut_of(known)
+        if verdict != "" or proposal.qc is None or cut is None or cut.transition is None:
+            return verdict
+        return self._judge_locally(known, cut, cut.transition)
 
     return [(Voting, "_judge", judge)]
 
@@ -140,7 +147,7 @@ def qc_without_holders() -> list[Patch]:
 
 def no_forwarding() -> list[Patch]:
     """Others' votes are not passed on."""
-    return [(OpenRound, "_relay", lambda self: None)]
+    return [(Relay, "ask", lambda self: None)]
 
 
 # --- promises --------------------------------------------------------------------------------------------------------
@@ -176,11 +183,7 @@ def second_manifest_acked() -> list[Patch]:
 
 def receipt_of_one_ack() -> list[Patch]:
     """One ack of every piece makes a receipt."""
-
-    def enough(terms: Terms, manifest: Manifest, counts: list[int]) -> bool:
-        return all(counts)
-
-    return [(statements, "enough_acks", enough), (updates, "enough_acks", enough)]
+    return [(Tally, "is_enough", property(lambda self: all(self._counts)))]
 
 
 def update_without_receipt() -> list[Patch]:
@@ -199,14 +202,15 @@ def update_without_receipt() -> list[Patch]:
 
 def acks_of_all_members() -> list[Patch]:
     """Acks of peers that are not eligible count."""
-    right = statements.ack_counts
+    right = Tally.__init__
 
-    def counts(terms: Terms, *rest: Any) -> list[int]:
-        wrong = Terms(terms.head)
-        vars(wrong)["eligible"] = terms.members
-        return right(wrong, *rest)
+    def init(self: Tally, terms: Terms, manifest: Manifest, acks: Iterable[AckMark] = ()) -> None:
+        right(self, terms, manifest)
+        self._eligible = frozenset(terms.members)
+        for mark in acks:
+            self.add(mark)
 
-    return [(statements, "ack_counts", counts), (updates, "ack_counts", counts)]
+    return [(Tally, "__init__", init)]
 
 
 def stale_fencing_token() -> list[Patch]:

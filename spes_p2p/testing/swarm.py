@@ -29,7 +29,7 @@ from spes_p2p.protocol.state import RosterRow, State
 from spes_p2p.testing.signing import FastSigner, verify_fast
 from spes_p2p.testing.sim.blobs import Blobs, state_blobs
 from spes_p2p.testing.sim.clockwork import Clockwork
-from spes_p2p.testing.sim.disk import Point, entries_of, torn
+from spes_p2p.testing.sim.disk import Point, entries_of, torn, written_first
 from spes_p2p.testing.sim.invariants import InvariantError, Monitor
 from spes_p2p.testing.sim.peer import Line, SimPeer
 from spes_p2p.testing.sim.trace import Trace
@@ -86,7 +86,7 @@ class Swarm(Clockwork):
         self.barriers: dict[str, Callable[[PeerId, PeerId], bool]] = {}
         """More reasons for which (sender, receiver) cannot pass, by name."""
         self.route: Callable[[SimPeer, fx.Send], PeerId | None] = lambda sender, send: send.to
-        """The key in `peers` of who gets a message; None: it is lost. For schedules that look into messages, and twins."""
+        """The key in `peers` of who gets a message; None: it is lost. For twins, and schedules that look inside."""
         self.problems: list[str] = []
         """Messages that a machine refused."""
         self.messages = 0
@@ -304,6 +304,8 @@ class Swarm(Clockwork):
         """Execute the effects of one input as `sim/disk.py` says; a crash on the way ends it."""
         life, entries = peer.life, entries_of(effects)
         if entries:
+            if not written_first(effects):
+                raise self.monitor.broken(f"S2: {peer.name} sends before it has journalled what it sends")
             if self._crashes(peer, Point.BEFORE_WRITE):
                 return
             if self._crashes(peer, Point.UNSYNCED):

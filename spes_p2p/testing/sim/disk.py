@@ -41,6 +41,12 @@ def entries_of(effects: Iterable[fx.Effect]) -> dict[str, bytes]:
     return found
 
 
+def written_first(effects: Iterable[fx.Effect]) -> bool:
+    """Whether a batch writes before it does anything else."""
+    writes = [isinstance(effect, fx.Persist) for effect in effects]
+    return writes == sorted(writes, reverse=True)
+
+
 def torn(entries: Mapping[str, bytes], source: random.Random) -> dict[str, bytes]:
     """What an unsynced write may leave: the first entries, not all of them."""
     kept = source.randrange(len(entries))

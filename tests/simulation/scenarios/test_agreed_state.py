@@ -13,7 +13,7 @@ from spes_p2p.protocol import certificate
 from spes_p2p.protocol.codec import body_hash, pack_float, sign
 from spes_p2p.protocol.head import Head, Terms, next_head
 from spes_p2p.protocol.messages import Manifest, PartDigest
-from spes_p2p.protocol.statements import check_receipt
+from spes_p2p.protocol.receipts import check_receipt
 from spes_p2p.protocol.transition import merge_root
 from spes_p2p.protocol.wire import Step
 from spes_p2p.testing import protocol_cases as cases
