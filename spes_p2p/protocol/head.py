@@ -19,6 +19,7 @@ from spes_p2p.protocol.codec import FLOAT_BYTES, body_hash, run_id, unpack_float
 from spes_p2p.protocol.messages import RunManifest
 from spes_p2p.protocol.params import (
     LATE_ROUNDS,
+    MAX_MEMBERS_WHO_HEAR_ALL,
     PieceSizes,
     expert_acks,
     faults,
@@ -176,6 +177,16 @@ class Terms:
     def eligible_set(self) -> frozenset[PeerId]:
         """The eligible, for looking up."""
         return frozenset(self.eligible)
+
+    @cached_property
+    def audience(self) -> tuple[PeerId, ...]:
+        """Who gets everybody's statements and receipts."""
+        return self.members if len(self.members) <= MAX_MEMBERS_WHO_HEAR_ALL else self.eligible
+
+    @cached_property
+    def criers(self) -> tuple[PeerId, ...]:
+        """Who tells the members outside the audience when half of the manifests are in: f + 1 of them are honest."""
+        return self.leaders[: 2 * self.num_faults + 1]
 
     @cached_property
     def leaders(self) -> tuple[PeerId, ...]:

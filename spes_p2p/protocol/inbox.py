@@ -8,6 +8,7 @@ from spes_p2p.protocol.messages import (
     BodyMessage,
     CutMessage,
     Decided,
+    HalfIn,
     Message,
     Offer,
     ProposalMessage,
@@ -37,7 +38,7 @@ def round_of(message: Message) -> int:
             return message.cut.round
         case ProposalMessage() | BodyMessage() | Certificate():
             return message.body.round
-        case Receipt() | Offer() | Want() | Cut() | Decided() | Seen():
+        case Receipt() | Offer() | Want() | Cut() | Decided() | HalfIn() | Seen():
             return message.round
         case _:
             return -1

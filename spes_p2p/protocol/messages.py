@@ -354,6 +354,13 @@ class Decided(Wire, frozen=True, tag="decided"):
     """NO_DIGEST: the sender would have to look it up."""
 
 
+class HalfIn(Wire, frozen=True, tag="half"):
+    """The sender holds manifests of this round of half of the members."""
+
+    epoch: Count
+    round: Count
+
+
 class SeenView(Wire, frozen=True):
     """What a voter has of one view: two bytes of each signature, per voter by peer id; zeros, or empty: nothing."""
 
@@ -392,6 +399,7 @@ Message: TypeAlias = (
     | Want
     | TipAsk
     | Decided
+    | HalfIn
     | Seen
     | HandoverDone
     | SignedRun

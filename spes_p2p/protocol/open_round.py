@@ -21,6 +21,7 @@ from spes_p2p.protocol.messages import (
     Claim,
     CutMessage,
     Evidence,
+    HalfIn,
     Join,
     Leave,
     Manifest,
@@ -66,6 +67,7 @@ class OpenRound:
         self.training = False
         self.training_ended_at_ms: int | None = None
         self._stop_sent = False
+        self._half_told = False
         self._offered: dict[PeerId, set[Ref]] = {}
         self._offers_taken: dict[PeerId, int] = {}
         self.relay = Relay(context, self.voting, self.bodies)
@@ -82,9 +84,9 @@ class OpenRound:
     # --- own statements and results ----------------------------------------------------------------------------------
 
     def say(self, signed: Signed) -> None:
-        """Publish an own statement to all members."""
+        """Publish an own statement."""
         self.updates.add(signed)
-        self.context.send(self.context.terms.members, signed)
+        self.context.send(self.context.terms.audience, signed)
 
     def resume_update(self) -> bool:
         """After a restart, send the journalled update again instead of training twice for one round."""
@@ -176,6 +178,8 @@ class OpenRound:
                 self._take_offer(sender, message)
             case Want():
                 self._answer(sender, message)
+            case HalfIn():
+                self.updates.told_half(sender)
             case Seen():
                 self.relay.answer(sender, message)
             case _:
@@ -264,19 +268,22 @@ class OpenRound:
 
     def everything(self, peer: PeerId) -> list[bytes]:
         """All messages of this round, for a member that came back."""
-        if peer not in self.context.terms.members:
+        terms = self.context.terms
+        if peer not in terms.member_set:
             return []
+        if peer not in terms.audience:
+            return [encode(self._half())] if self.updates.half_at_ms is not None else []
         found: list[bytes] = []
         for held in self.updates.slots.values():
             found.append(encode(held.signed))
             if held.receipt is not None:
                 found.append(encode(held.receipt))
-        if peer in self.context.terms.eligible:
+        if peer in terms.eligible_set:
             for view, announcement in sorted(self.cuts.announced.items()):
                 cut = self.leader.cut_of_view(view)
                 if cut is not None:
                     found.append(encode(CutMessage(announcement, cut.cut)))
-        if peer in self.context.terms.voters:
+        if peer in terms.voter_set:
             found += [encode(signed) for signed in self.parts.everything()]
             found += [data for _, data in self.voting.log]
         return found
@@ -286,6 +293,7 @@ class OpenRound:
     def advance(self) -> None:
         """Do everything that is due."""
         self._stop_training()
+        self._tell_half()
         self._begin_view0()
         self.leader.lead()
         for known in list(self.cuts.known.values()):
@@ -310,6 +318,18 @@ class OpenRound:
             if self.context.is_voter:
                 self._offer()
                 self.relay.ask()
+
+    def _tell_half(self) -> None:
+        """Let the members that do not get manifests know that half of them are in."""
+        terms = self.context.terms
+        if self.updates.half_at_ms is None or self._half_told or self.context.me not in terms.criers:
+            return
+        self._half_told = True
+        others = terms.member_set.difference(terms.audience)
+        self.context.send(sorted(others), self._half())
+
+    def _half(self) -> HalfIn:
+        return HalfIn(self.context.terms.head.epoch, self.context.terms.round)
 
     def _stop_training(self) -> None:
         due = self._stop_training_at_ms()
@@ -422,6 +442,8 @@ class OpenRound:
         if isinstance(body, Manifest) and (row is None or body.round <= row.base_round):
             return
         self.updates.carry(held)
+        if held.signed.peer == self.context.me:
+            self.context.send(self.context.terms.audience, held.signed)  # those of the last round have it
 
     def handovers(self, cut: Digest) -> tuple[tuple[PeerId, Digest, int], ...]:
         """(leaver, blob, bytes) of every hand-over that the cut names."""

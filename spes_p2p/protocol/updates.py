@@ -116,7 +116,8 @@ class Updates:
         self._tallies: dict[Digest, Tally] = {}
         """Acks of this peer's own updates."""
         self.half_at_ms: int | None = None
-        """Since when manifests of this round of at least half of the members are held."""
+        """Since when manifests of this round of at least half of the members are held, here or at honest voters."""
+        self._told_half: set[PeerId] = set()
 
     # --- statements --------------------------------------------------------------------------------------------------
 
@@ -203,7 +204,7 @@ class Updates:
         proof = context.sign_once(f"evidence/{accused.hex()}", body)
         is_news = self.add(proof)
         if is_news:
-            context.send(context.terms.members, proof)
+            context.send(context.terms.audience, proof)
         return is_news
 
     def _begin_update(self, held: Held, manifest: Manifest) -> None:
@@ -220,6 +221,14 @@ class Updates:
         else:
             self._ask_pieces(held)
             self._note_due(held)
+
+    def told_half(self, voter: PeerId) -> None:
+        """A voter says that half of the manifests are in; f + 1 of them are believed."""
+        terms = self._context.terms
+        if voter in terms.voter_set and self._context.me not in terms.audience:
+            self._told_half.add(voter)
+            if self.half_at_ms is None and len(self._told_half) > terms.num_faults:
+                self.half_at_ms = self._context.now_ms
 
     def manifests(self) -> list[Held]:
         """Updates of this base round that are held."""
@@ -369,7 +378,7 @@ class Updates:
         if tally.is_enough:
             receipt = Receipt(manifest.round, held.hash, tally.fewest())
             self.add_receipt(receipt)
-            context.send(context.terms.members, receipt)
+            context.send(context.terms.audience, receipt)
 
     def add_receipt_or_keep(self, receipt: Receipt, sender: PeerId) -> None:
         """Like `add_receipt`; if its update is not here yet, ask for that and keep the receipt for then."""
