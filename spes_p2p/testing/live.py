@@ -27,13 +27,7 @@ from spes_p2p.errors import LocalStateError, SpesError, UnreachableError
 from spes_p2p.ids import Digest, RoundNumber
 from spes_p2p.node.control_client import read_snapshot
 from spes_p2p.node.files import LEDGER_FILE
-from spes_p2p.node.history import (
-    RoundRecord,
-    read_history,
-    read_manifest,
-    replay,
-    sizes_of_nothing,
-)
+from spes_p2p.node.history import RoundRecord, read_history, read_manifest, replay, sizes_of_nothing
 from spes_p2p.node.snapshot import NodeSnapshot
 from spes_p2p.node.stored import LAST_ROUND
 from spes_p2p.protocol.head import genesis_head

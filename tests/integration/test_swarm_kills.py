@@ -69,14 +69,20 @@ def test_newcomer_killed_at_every_stage_of_its_first_start_joins_in_the_end(swar
     swarm.stop("eve")
 
 
+def wait_adoption(swarm: LiveSwarm, name: str) -> int:
+    """Until one more certificate is on a peer's disk; returns how many were there before."""
+    ledger = Ledger(swarm.data_dir(name) / LEDGER_FILE)
+    try:
+        known = ledger.count()
+        swarm.wait(lambda: ledger.count() > known, STAGE_S, "certificate", POLL_S)
+        return known
+    finally:
+        ledger.close()
+
+
 def test_node_killed_in_the_moment_of_adoption_has_that_certificate_and_goes_on(swarm: LiveSwarm) -> None:
     for _ in range(3):
-        ledger = Ledger(swarm.data_dir("ben") / LEDGER_FILE)
-        try:
-            known = ledger.count()
-            swarm.wait(lambda: ledger.count() > known, STAGE_S, "certificate", POLL_S)  # noqa: B023
-        finally:
-            ledger.close()
+        known = wait_adoption(swarm, "ben")
         swarm.kill("ben")
         adopted = swarm.finals("ben")
         assert len(adopted) > known
