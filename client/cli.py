@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from spes_p2p import __version__
-from spes_p2p.client.commands import admit, bootstrap, create, demo, identity, join, leave, ledger, status
+from spes_p2p.client.commands import admit, bootstrap, create, demo, identity, join, leave, ledger, simulate, status
 from spes_p2p.client.output import complain, say
 from spes_p2p.errors import EXIT_INTERRUPTED, SpesError
 
@@ -34,10 +34,12 @@ app.command("bootstrap")(bootstrap.bootstrap)
 app.command("join")(join.join)
 app.command("status")(status.status)
 app.command("leave")(leave.leave)
+app.command("simulate")(simulate.simulate)
 run_app.command("create")(create.create)
 run_app.command("admit")(admit.admit)
 identity_app.command("show")(identity.show)
 ledger_app.command("show")(ledger.show)
+ledger_app.command("verify")(ledger.verify)
 app.add_typer(run_app, name="run")
 app.add_typer(identity_app, name="identity")
 app.add_typer(ledger_app, name="ledger")

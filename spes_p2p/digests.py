@@ -23,12 +23,24 @@ def digest(tag: str, *fields: Bytes | int) -> Digest:
 
     Integers count as 8 bytes, little-endian, unsigned. Raises OverflowError for an integer outside that.
     """
-    hasher = blake3.blake3()
+    return Digest(hasher(tag, *fields).digest())
+
+
+def hasher(tag: str, *fields: Bytes | int) -> blake3.blake3:
+    """`digest` of all fields but the last, for many digests that differ in the last one only."""
+    begun = blake3.blake3()
     for field in (tag.encode(), *fields):
         data = field.to_bytes(8, "little") if isinstance(field, int) else field
-        hasher.update(len(data).to_bytes(8, "little"))
-        hasher.update(data)
-    return Digest(hasher.digest())
+        begun.update(len(data).to_bytes(8, "little"))
+        begun.update(data)
+    return begun
+
+
+def digest_of_rest(begun: blake3.blake3, last: bytes) -> Digest:
+    """The digest of what `hasher` began, with its last field."""
+    whole = begun.copy()
+    whole.update(len(last).to_bytes(8, "little") + last)
+    return Digest(whole.digest())
 
 
 def chunk_digest(chunk: Bytes) -> Digest:

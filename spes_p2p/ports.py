@@ -1,10 +1,11 @@
 """What the core needs from outside. Each port has one real implementation and one fake.
 
-BlobStore, Journal and Transport have one contract suite for both (`tests/contract`).
+All but the clock have one contract suite for both (`tests/contract`).
 
 port       real                            fake
 Clock      node.clock.MonotonicClock       testing.clock.VirtualClock
-Signer     crypto.Identity                 (the real one is fast enough)
+Signer     crypto.Identity                 testing.signing.FastSigner
+Verifier   crypto.verify                   testing.signing.verify_fast
 BlobStore  storage.blobs.DiskBlobs         testing.blobs.MemoryBlobs
 Journal    storage.journal.SqliteJournal   testing.journal.MemoryJournal
 Transport  network.transport.P2PTransport  testing.network.MemoryTransport
@@ -40,7 +41,7 @@ class Signer(Protocol):
 
 
 Verifier: TypeAlias = Callable[[PeerId, str, bytes, bytes], bool]
-"""(peer, tag, payload, signature) -> valid. `crypto.verify`, or a cached one."""
+"""(peer, tag, payload, signature) -> valid; False for anything malformed. `crypto.verify`, or a fast one."""
 
 
 class BlobStore(Protocol):
@@ -114,6 +115,10 @@ class Journal(Protocol):
 MessageHandler: TypeAlias = Callable[[PeerId, bytes], Awaitable[None]]
 """Called with the authenticated sender and the raw bytes. It must raise RemoteProtocolError for hostile bytes."""
 
+QuestionHandler: TypeAlias = Callable[[PeerId, bytes], Awaitable[Sequence[bytes]]]
+"""Called with the authenticated asker and its question; returns the frames of the answer, at most 64 and 4 MiB in all.
+It must raise RemoteProtocolError for hostile bytes."""
+
 
 class Transport(Protocol):
     """Authenticated messages and blob transfers between peers."""
@@ -129,6 +134,15 @@ class Transport(Protocol):
 
     async def send(self, peer: PeerId, data: bytes) -> None:
         """Deliver one message, at most 4 MiB; returns when the other side has accepted it. Raises TransportError."""
+        ...
+
+    def set_question_handler(self, handler: QuestionHandler) -> None:
+        """Who answers questions; before that, they are turned away."""
+        ...
+
+    async def ask(self, peer: PeerId, question: bytes) -> tuple[bytes, ...]:
+        """The frames of a peer's answer. Raises TransportError if it gives none, RemoteProtocolError if they are beyond
+        the limits."""
         ...
 
     async def fetch(self, blob: Digest, sources: Sequence[PeerId], max_bytes: int | None = None) -> None:

@@ -16,7 +16,12 @@ from spes_p2p.config import RunConfig
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
-GUIDES = [ROOT / "README.md", ROOT / "docs" / "volunteer.md", ROOT / "docs" / "operator.md"]
+GUIDES = [
+    ROOT / "README.md",
+    ROOT / "docs" / "volunteer.md",
+    ROOT / "docs" / "operator.md",
+    ROOT / "docs" / "simulator.md",
+]
 WORDS = """
 run, round, inner step, outer step, expert, expert shard, psi, part, member, voter, leader, aggregator, owner, lease,
 claim, orphan, update, blob, ack, receipt, cut, proposal, vote, certificate, final, tentative, tip, epoch, invite link,
@@ -47,7 +52,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 COMMANDS = dict(commands())
 
 
-def test_the_nine_commands_are_there() -> None:
+def test_the_ten_commands_are_there() -> None:
     assert sorted(COMMANDS) == [
         f"spes-p2p {name}"
         for name in [
@@ -57,8 +62,10 @@ def test_the_nine_commands_are_there() -> None:
             "join",
             "leave",
             "ledger show",
+            "ledger verify",
             "run admit",
             "run create",
+            "simulate",
             "status",
         ]
     ]
@@ -121,6 +128,6 @@ def test_exit_codes_of_the_readme_are_those_of_the_errors() -> None:
 
 def test_makefile_names_its_targets_in_the_head() -> None:
     head, body = (ROOT / "Makefile").read_text().split("PYTHON ?=", 1)
-    for target in ("demo", "test", "lint", "bench"):
+    for target in ("demo", "test", "lint", "bench", "nightly"):
         assert f"make {target}" in head
         assert re.search(rf"^{target}:", body, flags=re.MULTILINE)

@@ -1,15 +1,22 @@
-"""`spes-p2p ledger show`: the certified rounds that this machine knows."""
+"""`spes-p2p ledger show`: the certified rounds that this machine knows; `ledger verify`: whether they are right."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json as json_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from spes_p2p.client import folders
 from spes_p2p.client.commands.options import DataDir, Json, Run
 from spes_p2p.client.output import say, say_json, short_peer
 from spes_p2p.client.settings import choose, from_flags
+from spes_p2p.crypto import peer_text
+from spes_p2p.errors import LocalStateError
 
 if TYPE_CHECKING:
+    from spes_p2p.node.audit import Audit
     from spes_p2p.node.history import RoundRecord
 
 
@@ -17,12 +24,15 @@ def show(data_dir: DataDir = None, run: Run = None, json: Json = False) -> None:
     """Print the certified rounds that this machine knows, oldest first. Works with and without a running node."""
     choices = choose(from_flags(data_dir=data_dir, run=run))
     # the certificate's parser is of no use to the other commands
-    from spes_p2p.node.history import read_history
+    from spes_p2p.node.history import read_gaps, read_history
 
-    records = read_history(folders.find_folder(choices.data_dir, choices.run))
+    folder = folders.find_folder(choices.data_dir, choices.run)
+    records = read_history(folder)
     if json:
         say_json([record_json(record) for record in records])
         return
+    for first, last in read_gaps(folder):
+        say(f"rounds {first:,} to {last:,} were skipped when this node caught up: `ledger verify` checks the skip rule")
     if not records:
         say("no certified round yet")
         return
@@ -59,3 +69,79 @@ def record_line(record: RoundRecord) -> str:
         f"{record.round:>5} {record.view:>4} {short_peer(record.leader):<9} {record.updates:>7} {record.tokens:>10,} "
         f"{record.loss:>6.3f} {merge:>6}  {' '.join(owners)}{tentative}"
     )
+
+
+def verify(
+    data_dir: DataDir = None,
+    run: Run = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures to this file as one JSON object.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Verify every certificate on disk from the run manifest on, offline, and print who contributed what.
+
+    Example: spes-p2p ledger verify --data-dir ./a --json verified.json
+
+    Ends with exit code 6, and a line that names the round, if a byte was changed, a certificate is missing, or it is of
+    another run. Works with and without a running node.
+    """
+    choices = choose(from_flags(data_dir=data_dir, run=run))
+    from spes_p2p.node.audit import audit
+
+    folder = folders.find_folder(choices.data_dir, choices.run)
+    found = audit(folder)
+    if json is not None:
+        # fsync and rename are worth their import only where something is written
+        from spes_p2p.storage.atomic import disk_errors
+
+        with disk_errors(json.parent):
+            json.write_text(json_module.dumps(audit_json(found), indent=2) + "\n")
+    for line in audit_lines(found):
+        say(line)
+    if found.problem is not None:
+        raise LocalStateError(
+            f"round {found.problem_round}: {found.problem}\n"
+            f"Move the ledger out of {folder} and join again: the certificates are fetched from the run's peers."
+        )
+
+
+def audit_json(found: Audit) -> dict[str, Any]:
+    """What a verification found, for programs."""
+    return {
+        "run_id": found.run_id,
+        "ok": found.problem is None,
+        "problem": found.problem,
+        "problem_round": found.problem_round,
+        "last_round": found.head.round,
+        "rounds_checked": found.num_checked,
+        "rounds_skipped": [list(rounds) for rounds in found.skipped],
+        "certificate": found.head.hash.hex(),
+        "peers": [
+            {
+                "peer": peer_text(peer),
+                "rounds": given.rounds,
+                "updates": given.updates,
+                "tokens": given.tokens,
+                "shards": sorted(given.shards),
+                "refusals": dict(sorted(given.refusals.items())),
+            }
+            for peer, given in sorted(found.contributions.by_peer.items())
+        ],
+    }
+
+
+def audit_lines(found: Audit) -> list[str]:
+    """What a verification found, for people."""
+    lines = [
+        f"rounds {first:,} to {last:,}: skipped; verified from round {last:,} on by the skip rule"
+        for first, last in found.skipped
+    ]
+    lines.append(f"{found.num_checked:,} certificates verified, the newest of round {found.head.round:,}")
+    if found.contributions.by_peer:
+        lines.append(f"{'peer':<9} {'rounds':>7} {'updates':>7} {'tokens':>15}  {'refused':<9} shards trained")
+    for peer, given in sorted(found.contributions.by_peer.items(), key=lambda item: (-item[1].tokens, item[0])):
+        refused = ", ".join(f"{count} {reason}" for reason, count in sorted(given.refusals.items())) or "-"
+        shards = ",".join(map(str, sorted(given.shards))) or "-"
+        name = short_peer(peer_text(peer))
+        lines.append(f"{name:<9} {given.rounds:>7,} {given.updates:>7,} {given.tokens:>15,}  {refused:<9} {shards}")
+    return lines

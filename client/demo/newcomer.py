@@ -24,9 +24,10 @@ def evaluate_newest(peer_folder: Path) -> float:
 
     from spes_p2p.config import RunConfig
     from spes_p2p.node.files import BLOBS_FOLDER, LEDGER_FILE
-    from spes_p2p.node.history import read_manifest, replay
+    from spes_p2p.node.history import read_manifest
     from spes_p2p.node.settle import start_spec
     from spes_p2p.node.sizes import piece_sizes
+    from spes_p2p.node.stored import walk
     from spes_p2p.protocol.head import genesis_head
     from spes_p2p.storage.blobs import DiskBlobs
     from spes_p2p.storage.ledger import Ledger
@@ -43,8 +44,8 @@ def evaluate_newest(peer_folder: Path) -> float:
     ledger = Ledger(peer_folder / LEDGER_FILE)
     try:
         head, merge_lists = genesis_head(signed.manifest, piece_sizes(config)), b""
-        for _, certificate, after in replay(ledger, head):
-            head, merge_lists = after, certificate.merge_lists
+        for step in walk(ledger, head):
+            head, merge_lists = step.after, step.certificate.merge_lists
     finally:
         ledger.close()
     reader = StartReader(config, blobs, start_spec(head, merge_lists))

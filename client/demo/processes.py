@@ -54,12 +54,13 @@ def _passed_on(message: str, exit_code: int) -> SpesError:
 class Child:
     """One command of `spes-p2p` in a process of its own, with its output in a file."""
 
-    def __init__(self, name: str, arguments: Sequence[str], output: Path) -> None:
+    def __init__(self, name: str, arguments: Sequence[str], output: Path, within: Sequence[str] = ()) -> None:
+        """`within`: a command that becomes the one that is appended to it, such as `ip netns exec NAME`."""
         self.name = name
         self.output = output
         with output.open("wb") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "spes_p2p.client", *arguments],
+                [*within, sys.executable, "-m", "spes_p2p.client", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,

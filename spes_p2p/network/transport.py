@@ -30,12 +30,13 @@ from spes_p2p.network.discovery import Discovery, HintValidator
 from spes_p2p.network.entry import Entrances
 from spes_p2p.network.hints import MAX_ADDRESSES, SESSION_BYTES
 from spes_p2p.network.p2p import Daemon, DaemonOptions, DHTNode, libp2p_id
+from spes_p2p.network.questions import QuestionService, ask
 from spes_p2p.network.reception import Reception
 from spes_p2p.network.scores import Offences, Traffic
 from spes_p2p.network.serving import BlobService
 from spes_p2p.network.transfer import Fetcher
-from spes_p2p.network.wire import BLOB_STREAM, MAX_MESSAGE_BYTES, MESSAGE_STREAM, Hello
-from spes_p2p.ports import BlobStore, MessageHandler
+from spes_p2p.network.wire import BLOB_STREAM, MAX_MESSAGE_BYTES, MESSAGE_STREAM, QUESTION_STREAM, Hello
+from spes_p2p.ports import BlobStore, MessageHandler, QuestionHandler
 
 SEND_TIMEOUT_S = 60.0
 DHT_TIMEOUT_S = 10.0
@@ -93,6 +94,7 @@ class P2PTransport:
         self._dialer = Dialer(daemon, self._look_up)
         self._reception = Reception(self._hello, self._dialer.learn, self._fail, self._offences, self._traffic)
         self._blob_service = BlobService(blobs, self._traffic)
+        self._question_service = QuestionService(time.monotonic, self._fail, self._offences, self._traffic)
         self._fetcher = Fetcher(
             identity.peer_id, blobs, self._open_blob_stream, self._offences, self._traffic, options.min_rate_bytes_per_s
         )
@@ -137,6 +139,7 @@ class P2PTransport:
         self._addresses = await self._daemon.addresses()
         await self._daemon.serve_stream(MESSAGE_STREAM, self._reception.serve)
         await self._daemon.serve_stream(BLOB_STREAM, self._blob_service.serve)
+        await self._daemon.serve_stream(QUESTION_STREAM, self._question_service.serve)
         self._dht = await DHTNode.create(
             p2p=self._daemon,
             record_validator=HintValidator(),
@@ -187,6 +190,10 @@ class P2PTransport:
         """Who gets incoming messages. Its calls for one peer begin in order, and may overlap where it waits."""
         self._reception.set_handler(handler)
 
+    def set_question_handler(self, handler: QuestionHandler) -> None:
+        """Who answers questions; before that, they are turned away."""
+        self._question_service.set_handler(handler)
+
     def set_settings(self, settings: Mapping[str, str]) -> None:
         """The run's configuration, flat, for hellos from now on: a joiner gets to know it from the manifest."""
         self._settings = dict(settings)
@@ -219,6 +226,13 @@ class P2PTransport:
                 await (await self._channel(peer)).send(data)
         except TimeoutError as error:
             raise TransportError(f"no answer from {peer_text(peer)} within {SEND_TIMEOUT_S:.0f} s") from error
+
+    async def ask(self, peer: PeerId, question: bytes) -> tuple[bytes, ...]:
+        """The frames of a peer's answer. Raises TransportError if it gives none within 60 s, RemoteProtocolError
+        if they are beyond the limits."""
+        if self._is_closed:
+            raise TransportError("this transport is closed")
+        return await ask(peer, question, lambda to: self._dialer.open(to, QUESTION_STREAM), self._traffic)
 
     async def fetch(self, blob: Digest, sources: Sequence[PeerId], max_bytes: int | None = None) -> None:
         """Bring a blob of at most `max_bytes` from `sources` into the local store. Raises BlobError, MachineError."""

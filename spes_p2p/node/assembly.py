@@ -11,14 +11,17 @@ from pathlib import Path
 from spes_p2p.config import RunConfig
 from spes_p2p.crypto import Identity, verify
 from spes_p2p.ids import PeerId
+from spes_p2p.node.catching_up import CatchUp, Surroundings
+from spes_p2p.node.chain_source import ChainSource
 from spes_p2p.node.driver import Driver, MessageTransport, Tools
 from spes_p2p.node.fetching import Holdings
 from spes_p2p.node.files import JOURNAL_FILE, LEDGER_FILE
 from spes_p2p.node.keeping import Keeper
-from spes_p2p.node.resume import newest
+from spes_p2p.node.resume import Resumption, resume
 from spes_p2p.node.sizes import piece_sizes
 from spes_p2p.node.state_sync import StateSync
 from spes_p2p.node.training import Requests, Training
+from spes_p2p.node.verifying import Verification
 from spes_p2p.node.work import Work
 from spes_p2p.ports import Clock
 from spes_p2p.protocol.head import genesis_head
@@ -45,11 +48,15 @@ class Base:
     notify: Callable[[str, str], None]
     """(level, text) for people."""
     changed: Callable[[], None]
+    peers: tuple[PeerId, ...] = ()
+    """Peers of the run that are known by now, besides the members."""
+    waiting: Callable[[str], None] = lambda text: None
+    """What the start waits for, for people."""
 
 
 async def make_tools(stack: contextlib.AsyncExitStack, base: Base) -> Tools:
-    """Journal, ledger, the newest certificate, arithmetic and training; the stack closes them. Raises LocalStateError,
-    MachineError."""
+    """Journal, ledger, the newest certificate that peers can show, arithmetic and training; the stack closes them.
+    Raises LocalStateError, MachineError."""
     manifest = base.signed.manifest
     config = RunConfig.from_json(manifest.config)
     journal = await asyncio.to_thread(SqliteJournal, base.data_dir / JOURNAL_FILE)
@@ -57,7 +64,9 @@ async def make_tools(stack: contextlib.AsyncExitStack, base: Base) -> Tools:
     ledger = await asyncio.to_thread(Ledger, base.data_dir / LEDGER_FILE)
     stack.callback(ledger.close)
     genesis = genesis_head(manifest, piece_sizes(config))
-    begin = await asyncio.to_thread(newest, ledger, genesis, base.resumed_round, base.peer)
+    place = await asyncio.to_thread(resume, ledger, genesis, base.resumed_round, base.peer)
+    base.transport.set_question_handler(ChainSource(ledger, genesis).answer)
+    await _catch_up(place, base, ledger)
     work = Work(config, base.blobs)
     stack.push_async_callback(asyncio.to_thread, work.close)
     keeper = Keeper(base.blobs, [manifest.held_out])
@@ -70,11 +79,28 @@ async def make_tools(stack: contextlib.AsyncExitStack, base: Base) -> Tools:
         ledger=ledger,
         work=work,
         training=Training(config, base.peer, base.trainer, ledger, manifest.held_out_bytes, base.notify),
-        sync=StateSync(base.peer, begin, holdings, ledger, base.clock, base.notify),
+        sync=StateSync(base.peer, place.newest(), holdings, ledger, base.clock, base.notify),
         signed_run=base.signed,
         notify=base.notify,
         changed=base.changed,
     )
+
+
+async def _catch_up(place: Resumption, base: Base, ledger: Ledger) -> None:
+    """Follow the chain as far as peers can show it."""
+    verification = Verification(verify)
+    try:
+        around = Surroundings(
+            ledger=ledger,
+            transport=base.transport,
+            verification=verification,
+            clock=base.clock,
+            notify=base.notify,
+            waiting=base.waiting,
+        )
+        await CatchUp(place, around).run(base.peers)
+    finally:
+        verification.close()
 
 
 def make_driver(identity: Identity, wishes: Wishes, tools: Tools) -> Driver:

@@ -17,15 +17,16 @@ from spes_p2p.node.errands import Errands
 from spes_p2p.node.fetching import Fetcher
 from spes_p2p.node.rounds import RoundTasks
 from spes_p2p.node.state_sync import StateSync
+from spes_p2p.node.stored import entry_of, tables_of
 from spes_p2p.node.training import Training
 from spes_p2p.node.work import Work
-from spes_p2p.ports import BlobStore, Clock, Journal
+from spes_p2p.ports import BlobStore, Clock, Journal, QuestionHandler
 from spes_p2p.protocol import effects as fx
-from spes_p2p.protocol.codec import body_hash, decode_certificate, encode
+from spes_p2p.protocol.codec import decode_certificate, encode
 from spes_p2p.protocol.head import Head
 from spes_p2p.protocol.messages import SignedRun
 from spes_p2p.protocol.round import RoundMachine
-from spes_p2p.storage.ledger import Ledger, LedgerEntry
+from spes_p2p.storage.ledger import Ledger
 
 MAX_WAITING = 256
 """Messages of all peers together that wait for the machine; their senders wait with them."""
@@ -40,8 +41,21 @@ _LINGER_MS = 10_000
 class MessageTransport(Fetcher, Protocol):
     """What the driver needs of the transport."""
 
+    @property
+    def peer_id(self) -> PeerId:
+        """This node."""
+        ...
+
     async def send(self, peer: PeerId, data: bytes) -> None:
         """Deliver one message. Raises TransportError, IdentityError."""
+        ...
+
+    def set_question_handler(self, handler: QuestionHandler) -> None:
+        """Who answers questions."""
+        ...
+
+    async def ask(self, peer: PeerId, question: bytes) -> tuple[bytes, ...]:
+        """A peer's answer. Raises TransportError, RemoteProtocolError."""
         ...
 
 
@@ -321,17 +335,8 @@ class Driver:
         self._send(fx.Send(ticket=-serve.round, to=serve.to, data=data))
 
     async def _adopt(self, effect: fx.Adopt) -> None:
-        body = effect.certificate.body
-        entry = LedgerEntry(
-            epoch=body.epoch,
-            round=RoundNumber(body.round),
-            hash=body_hash(body),
-            body=encode(body),
-            certificate=encode(effect.certificate),
-            attachments=effect.certificate.merge_lists,
-            final=body.final,
-        )
-        await asyncio.to_thread(self._tools.ledger.append, entry)
+        entry, tables = entry_of(effect.certificate), tables_of(effect.head)
+        await asyncio.to_thread(lambda: self._tools.ledger.append(entry, tables=tables))
         self.tally.rounds_adopted += 1
         self._tools.sync.adopted(effect)
         journal = self._tools.journal

@@ -11,17 +11,15 @@ from pathlib import Path
 
 from spes_p2p.crypto import peer_text
 from spes_p2p.errors import LocalStateError, RemoteProtocolError
-from spes_p2p.ids import RoundNumber
 from spes_p2p.node.files import LEDGER_FILE, MANIFEST_FILE
+from spes_p2p.node.stored import Step, walk
 from spes_p2p.protocol.body import Certificate
-from spes_p2p.protocol.codec import bits, decode_certificate, decode_signed_run
-from spes_p2p.protocol.head import Head, Terms, genesis_head, next_head
+from spes_p2p.protocol.codec import bits, decode_signed_run
+from spes_p2p.protocol.head import Head, Terms, genesis_head
 from spes_p2p.protocol.messages import RunManifest, SignedRun
 from spes_p2p.protocol.params import PieceSizes
 from spes_p2p.protocol.wire import ItemKind, RefusalReason
 from spes_p2p.storage.ledger import Ledger
-
-LAST_ROUND = RoundNumber(2**62)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,19 +65,13 @@ def sizes_of_nothing(manifest: RunManifest) -> PieceSizes:
 
 
 def replay(ledger: Ledger, genesis: Head) -> Iterator[tuple[Head, Certificate, Head]]:
-    """(head before, certificate, head after) of every final certificate, from round 1 on.
+    """(head before, certificate, head after) of every final certificate that extends another one here.
 
     Raises LocalStateError if the ledger's certificates are not a chain from this genesis.
     """
-    head = genesis
-    for entry in ledger.range(RoundNumber(1), LAST_ROUND):
-        try:
-            certificate = decode_certificate(entry.certificate)
-            after = next_head(head, certificate.body)
-        except RemoteProtocolError as error:
-            raise LocalStateError(f"the ledger does not fit its run at round {entry.round}: {error.reason}") from error
-        yield head, certificate, after
-        head = after
+    for step in walk(ledger, genesis):
+        if isinstance(step, Step):
+            yield step.before, step.certificate, step.after
 
 
 def read_history(data_dir: Path) -> list[RoundRecord]:
@@ -91,6 +83,20 @@ def read_history(data_dir: Path) -> list[RoundRecord]:
     try:
         genesis = genesis_head(signed.manifest, sizes_of_nothing(signed.manifest))
         return [_record(before, certificate, after) for before, certificate, after in replay(ledger, genesis)]
+    finally:
+        ledger.close()
+
+
+def read_gaps(data_dir: Path) -> tuple[tuple[int, int], ...]:
+    """(first, last) of all rounds that this data folder's node skipped when it joined or came back, oldest first.
+
+    Of those the certificates are not here, and of the one after them there is no `RoundRecord`.
+    """
+    if not (data_dir / LEDGER_FILE).exists():
+        return ()
+    ledger = Ledger(data_dir / LEDGER_FILE)
+    try:
+        return tuple((gap.from_round + 1, gap.to_round) for gap in ledger.gaps())
     finally:
         ledger.close()
 

@@ -37,11 +37,6 @@ class JoiningTransport(MessageTransport, Protocol):
     discovery: Discovery
 
     @property
-    def peer_id(self) -> PeerId:
-        """This node."""
-        ...
-
-    @property
     def refusals(self) -> Mapping[PeerId, str]:
         """Peers that this node cannot work with, and why."""
         ...

@@ -47,6 +47,8 @@ from spes_p2p.storage.identity import load_or_create_identity
 from spes_p2p.storage.lock import FolderLock
 
 _FIND_EVERY_S = 20.0
+_FIND_AT_START_S = 5.0
+"""For the peers whose tips are asked for before the round machine begins."""
 _CONTACT_EVERY_S = 5.0
 _RATE_SHARE = 10
 """A source of a blob serves others at the same time: a tenth of the run's minimum rate will do."""
@@ -218,6 +220,12 @@ class Node:
             if ready.damaged:
                 self._log.tell("warning", f"the trainer begins from an older state: {ready.damaged}")
             view.waiting_for = "the certificates on disk to be read"
+            peers = peers or await self._known_peers(transport)
+
+            def waiting(text: str) -> None:
+                view.waiting_for = text
+                self._log.changed()
+
             base = Base(
                 data_dir=self._config.data_dir,
                 peer=identity.peer_id,
@@ -229,6 +237,8 @@ class Node:
                 clock=self._clock,
                 notify=self._log.tell,
                 changed=self._log.changed,
+                peers=peers,
+                waiting=waiting,
             )
             tools = await make_tools(stack, base)
             driver = make_driver(identity, self._wishes(identity, run_config), tools)
@@ -253,6 +263,17 @@ class Node:
         if signed is not None:
             return signed, ()
         return await seeker.seek(self._log.tell), seeker.peers
+
+    async def _known_peers(self, transport: P2PTransport) -> tuple[PeerId, ...]:
+        """Peers of the run that discovery finds at once."""
+        try:
+            async with asyncio.timeout(_FIND_AT_START_S):
+                hints = await find_peers(transport.discovery, self._link.run, transport.peer_id, self._log.tell)
+        except TimeoutError:
+            return ()  # members whose addresses are known are asked all the same
+        for hint in hints:
+            transport.add_peer(hint.peer, hint.addresses)
+        return tuple(hint.peer for hint in hints)
 
     def _hello(self, identity: Identity, run_config: RunConfig, signed: SignedRun) -> Hello:
         config = self._config

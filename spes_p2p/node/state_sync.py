@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from spes_p2p.errors import BlobError
 from spes_p2p.ids import Digest, PeerId
+from spes_p2p.node.absence import Absence
 from spes_p2p.node.fetching import Holdings, LineWatch, all_unless
 from spes_p2p.node.handover import Successions
 from spes_p2p.node.own_updates import OwnUpdates
@@ -53,6 +54,7 @@ class StateSync:
         self.head = newest.head
         self.holdings = holdings
         self.updates = OwnUpdates(peer, newest.head, ledger, notify)
+        self._absence = Absence(peer, notify)
         self.val_curve: list[tuple[int, float]] = []
         self.blobs_missing = 0
         self._peer = peer
@@ -77,6 +79,7 @@ class StateSync:
         self.head, self._certificate, self._holders = effect.head, effect.certificate, effect.holders
         self.holdings.keeper.note(state_blobs(effect.head), effect.head.round)
         self.updates.adopted(before, effect.head, body)
+        self._absence.adopted(before, effect.head, body)
         self._successions.adopted(before, effect)
         self._line.adopted(effect.head, loading=self.blobs_missing > 0)
         if self._since_loaded is not None:

@@ -16,6 +16,7 @@ from spes_p2p import __version__
 from spes_p2p.crypto import peer_text
 from spes_p2p.ids import PeerId
 from spes_p2p.node.driver import Driver
+from spes_p2p.node.names import short_names
 from spes_p2p.node.snapshot import (
     PHASES,
     Counters,
@@ -152,6 +153,8 @@ class View:
         waiting, training = progress.waiting_for, self._training_now()
         if progress.phase == "load" and sync is not None and sync.blobs_missing:
             waiting = f"{sync.blobs_missing} blobs of the state"
+        if progress.missing:
+            waiting = f"updates of {short_names(progress.missing)}"
         if progress.phase == "train" and training is None:
             waiting = self._what_training_waits_for()
         if self.is_leaving() and self.driver is not None and not self.driver.machine.leaving:

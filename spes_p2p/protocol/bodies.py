@@ -38,6 +38,8 @@ class KnownBody:
     ranked: bool = False
     """The merge lists are within the tolerance (or there is no merge)."""
     held: bool = False
+    lacking: set[Digest] | None = None
+    """Blobs that it names and that are not here; None: not looked at yet."""
     problem: str | None = None
     """Why it is objectively wrong."""
     fetched_at_ms: int | None = None
@@ -78,7 +80,7 @@ class Bodies:
 
     def examine(self, known: KnownBody) -> None:
         """Go on with the objective checks as far as what is held allows."""
-        if known.problem is not None or known.foreign:
+        if known.problem is not None or known.foreign or (known.supported and known.held and known.ranked):
             return
         cut = self.cut_of(known)
         if cut is None:
@@ -126,14 +128,12 @@ class Bodies:
         """Every part that changes needs `replicas` equal digests."""
         if known.supported:
             return
-        kept, needed = self.kept(known), self._context.terms.replicas
-        lacking = [
-            part
+        kept = self.kept(known)
+        known.supported = all(
+            part in kept or self._parts.is_backed(transition.updates_hash, part, value)
             for part, value in enumerate(known.body.parts)
-            if part not in kept and len(self._parts.supporters(transition.updates_hash, part, value)) < needed
-        ]
-        known.supported = not lacking
-        if lacking and self._context.is_voter:
+        )
+        if not known.supported and self._context.is_voter:
             self._context.want(Ref(RefKind.DIGESTS, transition.updates_hash, NO_DIGEST), known.sources)
         elif known.supported:
             self._context.found(Ref(RefKind.DIGESTS, transition.updates_hash, NO_DIGEST))
@@ -143,14 +143,16 @@ class Bodies:
         context = self._context
         if known.held or not context.state_ready:
             return
-        wanted = self.new_blobs(known, transition)
-        known.held = all(blob in context.held for blob in wanted)
+        if known.lacking is None:
+            known.lacking = set(self.new_blobs(known, transition))
+        known.lacking -= context.held
+        known.held = not known.lacking
         resend_ms = context.terms.config.protocol.resend_ms
         if known.held or (known.fetched_at_ms is not None and context.now_ms < known.fetched_at_ms + resend_ms):
             return
         known.fetched_at_ms = context.now_ms
-        for blob, (max_bytes, sources) in sorted(wanted.items()):
-            if blob not in context.held:
+        for blob, (max_bytes, sources) in sorted(self.new_blobs(known, transition).items()):
+            if blob in known.lacking:
                 others = tuple(peer for peer in (*sources, *known.sources) if peer != context.me)
                 context.emit(FetchBlob(blob=blob, max_bytes=max_bytes, sources=tuple(dict.fromkeys(others))))
 
@@ -164,11 +166,10 @@ class Bodies:
                 supporters = self._parts.supporters(transition.updates_hash, part, value)
                 found[value] = (sizes.part_result_bytes, supporters)
         old_blobs = {share.blob for row in terms.head.state.shards for share in row.blobs}
-        sources = self._updates.sources()
         for row in transition.state.shards:
             for share in row.blobs:
                 if share.blob not in old_blobs:
-                    found[share.blob] = (sizes.expert_blob_bytes, sources.get(share.blob, ()))
+                    found[share.blob] = (sizes.expert_blob_bytes, self._updates.sources(share.blob))
         return found
 
     def _rank(self, known: KnownBody, transition: Transition) -> None:

@@ -7,6 +7,7 @@ MAX_MESSAGE_BYTES before anything is parsed.
 from __future__ import annotations
 
 import struct
+from typing import TypeVar
 
 import msgspec
 
@@ -21,6 +22,8 @@ from spes_p2p.protocol.wire import Wire
 
 MAX_MESSAGE_BYTES = 4 << 20
 FLOAT_BYTES = 8
+
+M = TypeVar("M", bound=Wire)
 
 ENCODER = msgspec.msgpack.Encoder()
 _message_decoder = msgspec.msgpack.Decoder(Message)
@@ -48,27 +51,27 @@ def decode(data: bytes, sender: PeerId | None = None) -> Message:
     return _decode(_message_decoder, data, sender)
 
 
+def decode_as(kind: type[M], data: bytes, sender: PeerId | None = None) -> M:
+    """Like `decode`, for the bytes of one kind of message."""
+    message = decode(data, sender)
+    if not isinstance(message, kind):
+        raise RemoteProtocolError(sender, f"malformed message: not a {kind.__name__}")
+    return message
+
+
 def decode_signed(data: bytes, sender: PeerId | None = None) -> Signed:
     """Like `decode`, for the bytes of one `Signed`."""
-    message = decode(data, sender)
-    if not isinstance(message, Signed):
-        raise RemoteProtocolError(sender, "malformed message: not a signed statement")
-    return message
+    return decode_as(Signed, data, sender)
 
 
 def decode_certificate(data: bytes, sender: PeerId | None = None) -> Certificate:
     """Like `decode`, for the bytes of one `Certificate`."""
-    message = decode(data, sender)
-    if not isinstance(message, Certificate):
-        raise RemoteProtocolError(sender, "malformed message: not a certificate")
-    return message
+    return decode_as(Certificate, data, sender)
 
 
 def decode_signed_run(data: bytes, sender: PeerId | None = None) -> SignedRun:
     """Like `decode`, for the bytes of one `SignedRun`; the creator's signature is checked."""
-    message = decode(data, sender)
-    if not isinstance(message, SignedRun):
-        raise RemoteProtocolError(sender, "malformed message: not a run manifest")
+    message = decode_as(SignedRun, data, sender)
     if not verify(message.manifest.created_by, "run", encode(message.manifest), message.signature):
         raise RemoteProtocolError(sender, "the run manifest's signature is wrong")
     return message
@@ -132,7 +135,11 @@ def bits(data: bytes, size: int) -> frozenset[int]:
     """Indices of the set bits. Raises RemoteProtocolError for a wrong length or a bit beyond `size`."""
     if len(data) != -(-size // 8):
         raise RemoteProtocolError(None, f"bitmap of {len(data)} bytes for {size} bits")
-    found = frozenset(index for index in range(8 * len(data)) if data[index // 8] >> (index % 8) & 1)
-    if any(index >= size for index in found):
+    left, found = int.from_bytes(data, "little"), set()
+    if left >> size:
         raise RemoteProtocolError(None, f"bitmap has a bit beyond {size}")
-    return found
+    while left:
+        lowest = left & -left
+        found.add(lowest.bit_length() - 1)
+        left ^= lowest
+    return frozenset(found)

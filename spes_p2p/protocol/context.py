@@ -93,12 +93,12 @@ class Context:
     @property
     def is_voter(self) -> bool:
         """Whether this peer votes in this round."""
-        return self.me in self.terms.voters
+        return self.me in self.terms.voter_set
 
     @property
     def is_member(self) -> bool:
         """Whether this peer is in the roster."""
-        return self.me in self.terms.members
+        return self.me in self.terms.member_set
 
     @property
     def height_key(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol.body import Cut, CutItem
-from spes_p2p.protocol.codec import check_signature, cut_hash, receipt_hash
+from spes_p2p.protocol.codec import check_signature, cut_hash
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.evidence import conflicting
 from spes_p2p.protocol.messages import CutAnnouncement, CutMessage, Ref, Signed
@@ -45,7 +45,7 @@ class Cuts:
         """Per view, the leader's announcement."""
         self.announced_at_ms: dict[int, int] = {}
         self.view = -1
-        """The open view, as `voting` sees it, or the one to begin with: how far ahead announcements are kept."""
+        """The open view, as `voting` sees it: how far ahead announcements are kept."""
 
     # --- timing ------------------------------------------------------------------------------------------------------
 
@@ -55,7 +55,7 @@ class Cuts:
         Otherwise rounds of a run whose members have all stopped would follow each other without a pause.
         """
         live = self._context.terms.live
-        return bool(live) and all(self._updates.is_in(peer) for peer in live)
+        return bool(live) and self._updates.are_in(live)
 
     def view0_due_ms(self, training_ended_at_ms: int | None) -> int | None:
         """When view 0 begins here if not all live members come in before; None: not known yet."""
@@ -90,8 +90,7 @@ class Cuts:
         covered: set[PeerId] = set()
         for held in self._updates.slots.values():
             if self.includable(held):
-                identity = receipt_hash(held.receipt) if held.receipt else NO_DIGEST
-                entries.append(CutItem(ItemKind.UPDATE, held.signed.peer, held.hash, identity))
+                entries.append(CutItem(ItemKind.UPDATE, held.signed.peer, held.hash, held.receipt_hash))
                 covered.add(held.signed.peer)
         for held in self._updates.manifests():
             if held.signed.peer not in covered:
@@ -145,7 +144,8 @@ class Cuts:
             check_signature(signed, context.verifier)
             if before is not None and conflicting(before, signed):
                 self._updates.accuse(before, signed)
-                return None  # a second cut of one view counts only if a vote or a quorum certificate names it
+                if not context.is_wanted(Ref(RefKind.CUT, body.cut, NO_DIGEST)):
+                    return None  # a second cut of one view counts only if a vote or a quorum certificate names it
             self.announced.setdefault(body.view, signed)
             self.announced_at_ms.setdefault(body.view, context.now_ms)
         if message.cut.round != context.terms.round:
@@ -165,6 +165,16 @@ class Cuts:
                 known.sources.append(source)
         self.resolve(known)
         return known
+
+    def signed_or_bare(self, identity: Digest) -> CutMessage | Cut | None:
+        """A cut that is known, with a leader's announcement of it if there is one: two of one view are evidence."""
+        known = self.known.get(identity)
+        if known is None:
+            return None
+        for _, signed in sorted(self.announced.items()):
+            if isinstance(signed.body, CutAnnouncement) and signed.body.cut == identity:
+                return CutMessage(signed, known.cut)
+        return known.cut
 
     def resolve(self, known: KnownCut) -> None:
         """Find the statements and receipts of a cut; check the whole once they are all here."""

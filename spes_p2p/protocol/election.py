@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spes_p2p.digests import digest
+from spes_p2p.digests import digest, digest_of_rest, hasher
 from spes_p2p.ids import Digest, PeerId, RunId
 from spes_p2p.protocol.params import MIN_ELIGIBLE
 
@@ -21,7 +21,8 @@ def next_seed(run: RunId, round_number: int, seed: Digest, certificate: Digest) 
 
 def rank(seed: Digest, purpose: str, peers: Iterable[PeerId], number: int = 0) -> tuple[PeerId, ...]:
     """Peers by H(seed, purpose, number, peer), lowest first."""
-    return tuple(sorted(peers, key=lambda peer: (_weight(seed, purpose, number, peer), peer)))
+    begun = hasher(_tag(purpose), seed, number)
+    return tuple(sorted(peers, key=lambda peer: (digest_of_rest(begun, peer), peer)))
 
 
 def leaders(seed: Digest, voters: Iterable[PeerId]) -> tuple[PeerId, ...]:
@@ -42,6 +43,8 @@ def claim_order(seed: Digest, shard: int, peers: Iterable[PeerId]) -> tuple[Peer
 def eligible(seed: Digest, voters: Iterable[PeerId], members: Iterable[PeerId]) -> tuple[PeerId, ...]:
     """The voters, filled up with members in rendezvous order while there are fewer than 3; sorted by peer id."""
     chosen = set(voters)
+    if len(chosen) >= MIN_ELIGIBLE:
+        return tuple(sorted(chosen))
     for peer in rank(seed, "fill", members):
         if len(chosen) >= MIN_ELIGIBLE:
             break
@@ -55,4 +58,8 @@ def claim_weight(seed: Digest, shard: int, peer: PeerId) -> Digest:
 
 
 def _weight(seed: Digest, purpose: str, number: int, peer: PeerId) -> Digest:
-    return digest(f"spes elect {purpose}", seed, number, peer)
+    return digest(_tag(purpose), seed, number, peer)
+
+
+def _tag(purpose: str) -> str:
+    return f"spes elect {purpose}"

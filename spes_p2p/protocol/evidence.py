@@ -1,7 +1,8 @@
 """Proof that a peer signed two different statements for one slot.
 
-Slots: one update per round and certificate that it builds on, one cut and one proposal per view (as its leader), one
-vote per view and step. A tentative attempt has views of its own: its votes never count in a final quorum.
+Slots: one update per round and certificate that it builds on; one cut and one proposal per view (as its leader); one
+vote per view and step; one view change per view; one digest per part and set of updates. A tentative attempt has views
+of its own: its votes never count in a final quorum.
 """
 
 from __future__ import annotations
@@ -12,10 +13,20 @@ from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import PeerId
 from spes_p2p.ports import Verifier
 from spes_p2p.protocol.codec import check_signature, decode_signed
-from spes_p2p.protocol.messages import CutAnnouncement, Evidence, Manifest, Proposal, Signed, Vote
+from spes_p2p.protocol.messages import (
+    CutAnnouncement,
+    Evidence,
+    Manifest,
+    PartDigest,
+    Proposal,
+    Signed,
+    ViewChange,
+    Vote,
+)
 
-ExclusiveSlot: TypeAlias = tuple[str, int, int, bytes, int, int]
-"""Tag, epoch, round, branch (of an update: the certificate that it builds on), view, step."""
+ExclusiveSlot: TypeAlias = tuple[str, int, int, int, int, bytes]
+"""(tag, epoch, round, view or part, step, bytes); what does not apply is 0. Bytes: the certificate that an update
+builds on, the branch of a ballot, or the hash of the updates of a part."""
 
 
 def exclusive_slot(signed: Signed) -> ExclusiveSlot | None:
@@ -23,11 +34,13 @@ def exclusive_slot(signed: Signed) -> ExclusiveSlot | None:
     body = signed.body
     match body:
         case Manifest():
-            return body.tag, body.epoch, body.round, body.prev, 0, 0
-        case CutAnnouncement() | Proposal():
-            return body.tag, body.epoch, body.round, body.branch, body.view, 0
+            return body.tag, body.epoch, body.round, 0, 0, body.prev
+        case CutAnnouncement() | Proposal() | ViewChange():
+            return body.tag, body.epoch, body.round, body.view, 0, body.branch
         case Vote():
-            return body.tag, body.epoch, body.round, body.branch, body.view, body.step
+            return body.tag, body.epoch, body.round, body.view, body.step, body.branch
+        case PartDigest():
+            return body.tag, body.epoch, body.round, body.part, 0, body.updates
         case _:
             return None
 

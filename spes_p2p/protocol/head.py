@@ -6,7 +6,7 @@ all peers, joiners included, have the same one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from spes_p2p.config import RunConfig
@@ -19,6 +19,7 @@ from spes_p2p.protocol.codec import FLOAT_BYTES, bitmap, bits, body_hash, run_id
 from spes_p2p.protocol.messages import RunManifest
 from spes_p2p.protocol.params import (
     LATE_ROUNDS,
+    MAX_MEMBERS_WHO_HEAR_ALL,
     MIN_BYZANTINE_VOTERS,
     PieceSizes,
     expert_acks,
@@ -70,6 +71,8 @@ class Head:
     """Of the accepted updates."""
     side: tuple[PeerId, ...] = ()
     """The voters that made a tentative certificate, by peer id; empty: this one is final."""
+    forked: int = field(default=0, compare=False)
+    """For how many more final rounds an honest peer may not know better than to build on another branch."""
     base: Head | None = field(default=None, compare=False, repr=False)
     """What a tentative certificate builds on."""
     trunk: Head | None = field(default=None, compare=False, repr=False)
@@ -159,12 +162,22 @@ def next_head(head: Head, body: Body) -> Head:
         body.epoch != head.epoch and not recovers
     ):
         raise RemoteProtocolError(None, f"body of round {body.round} does not extend round {head.round}")
+    after = head_after(head.run, body, apply_deltas(head.state, body), head.recent)
+    forked = LATE_ROUNDS + 1 if not body.final or body.via != NO_DIGEST else max(0, head.forked - 1)
+    if body.final:
+        return replace(after, forked=forked)
+    present = _present(head, body) & frozenset(after.state.members)
+    return replace(after, forked=forked, present=present, side=side_of(head, body.side), base=head, trunk=trunk)
+
+
+def head_after(run: Run, body: Body, state: State, recent: tuple[tuple[int, Digest], ...]) -> Head:
+    """Head after a certified final body. `state`: the tables that it makes, checked against its roots; `recent`: of
+    the head before it. Raises RemoteProtocolError for a malformed alpha."""
     if len(body.merge_alpha) not in (0, FLOAT_BYTES):
         raise RemoteProtocolError(None, "the merge alpha is no float64")
     identity = body_hash(body)
-    state = apply_deltas(head.state, body)
     return Head(
-        run=head.run,
+        run=run,
         hash=identity,
         round=body.round,
         epoch=body.epoch,
@@ -177,12 +190,9 @@ def next_head(head: Head, body: Body) -> Head:
         merge_alpha=unpack_float(body.merge_alpha) if body.merge_alpha else 0.0,
         merge_root=body.merge_root,
         delivered=tuple(change.shard for change in body.shard_delta),
-        recent=(*head.recent, (body.round, identity))[-(LATE_ROUNDS + 1) :],
-        present=frozenset(state.members) if recovers else _present(head, body) & frozenset(state.members),
+        recent=(*recent, (body.round, identity))[-(LATE_ROUNDS + 1) :],
+        present=frozenset(row.peer for row in state.roster if row.last_item_round == body.round),
         tokens=body.tokens,
-        side=() if body.final else side_of(head, body.side),
-        base=None if body.final else head,
-        trunk=None if body.final else trunk,
     )
 
 
@@ -290,6 +300,21 @@ class Terms:
         return election.eligible(self.seed, self.side, self.live - set(self.all_voters))
 
     @cached_property
+    def eligible_set(self) -> frozenset[PeerId]:
+        """The eligible, for looking up."""
+        return frozenset(self.eligible)
+
+    @cached_property
+    def audience(self) -> tuple[PeerId, ...]:
+        """Who gets everybody's statements and receipts."""
+        return self.members if len(self.members) <= MAX_MEMBERS_WHO_HEAR_ALL else self.eligible
+
+    @cached_property
+    def criers(self) -> tuple[PeerId, ...]:
+        """Who tells the members outside the audience when half of the manifests are in: f + 1 of them are honest."""
+        return self.leaders[: 2 * self.num_faults + 1]
+
+    @cached_property
     def leaders(self) -> tuple[PeerId, ...]:
         """Order of leaders. That of the final voting stays the same for the whole height."""
         trunk = self.head.last_final
@@ -304,33 +329,52 @@ class Terms:
         parts = range(self.head.run.sizes.num_parts)
         return tuple(election.aggregators(self.seed, part, self.eligible) for part in parts)
 
+    @cached_property
+    def _places(self) -> dict[PeerId, tuple[int, ...]]:
+        orders = [{peer: place for place, peer in enumerate(order)} for order in self.aggregators]
+        return {peer: tuple(order[peer] for order in orders) for peer in self.eligible}
+
+    def places(self, peer: PeerId) -> tuple[int, ...]:
+        """Per part, where an eligible peer stands in the order of aggregators."""
+        return self._places[peer]
+
     def leader(self, view: int) -> PeerId:
         """Who names the cut and proposes in a view."""
         if not self.leaders:
             raise LocalProtocolError("a run without members has no leader")
         return self.leaders[view % len(self.leaders)]
 
-    @property
+    @cached_property
+    def member_set(self) -> frozenset[PeerId]:
+        """The roster, for looking up."""
+        return frozenset(self.members)
+
+    @cached_property
+    def voter_set(self) -> frozenset[PeerId]:
+        """The voters, for looking up."""
+        return frozenset(self.voters)
+
+    @cached_property
     def num_faults(self) -> int:
         """f, of all voters: a side may have all the liars among it."""
         return faults(len(self.all_voters))
 
-    @property
+    @cached_property
     def quorum(self) -> int:
         """q; of a side also more than f."""
         return max(quorum(len(self.voters)), self.num_faults + 1)
 
-    @property
+    @cached_property
     def replicas(self) -> int:
         """Equal digests needed per part."""
         return replicas(self.config.protocol, len(self.all_voters), len(self.eligible))
 
-    @property
+    @cached_property
     def expert_acks(self) -> int:
         """Acks of others for an expert blob."""
         return expert_acks(len(self.all_voters), len(self.eligible))
 
-    @property
+    @cached_property
     def psi_acks(self) -> int:
         """Acks of others for a psi piece."""
         return psi_acks(self.replicas, len(self.eligible))

@@ -8,8 +8,8 @@ from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.branches import Branches
 from spes_p2p.protocol.head import Head
-from spes_p2p.protocol.open_round import Stash
 from spes_p2p.protocol.params import LATE_ROUNDS
+from spes_p2p.protocol.stash import Stash
 from spes_p2p.protocol.updates import Held
 
 
@@ -27,12 +27,18 @@ class Height:
     spent: list[Held] = field(default_factory=list)
     """Updates in tentative certificates of the branch: they count again if it is left."""
     shown: dict[PeerId, Head] = field(default_factory=dict)
-    """The last tentative certificate of another branch that a peer has shown."""
+    """What a peer has shown of another branch: the last tentative certificate of it, or where both begin."""
 
     @classmethod
     def of(cls, head: Head) -> Height:
         """The height that a head is in."""
         return cls(branches=Branches.of(head))
+
+    def show(self, peer: PeerId, known: Head) -> None:
+        """A peer whose branch is being followed shows a certificate that is known already."""
+        shown = self.shown.get(peer)
+        if shown is not None and known.round > shown.round:
+            self.shown[peer] = known
 
     def enter(self, head: Head, certificate: Certificate, spent: list[Held]) -> None:
         """A tentative certificate is the tip now; `spent`: the updates in its cut."""

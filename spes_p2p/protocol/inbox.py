@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from spes_p2p.ids import PeerId
 from spes_p2p.protocol.body import Certificate, Cut
-from spes_p2p.protocol.messages import BodyMessage, CutMessage, Message, Offer, ProposalMessage, Receipt, Signed, Want
+from spes_p2p.protocol.messages import (
+    BodyMessage,
+    CutMessage,
+    Decided,
+    HalfIn,
+    Message,
+    Offer,
+    ProposalMessage,
+    Receipt,
+    Seen,
+    Signed,
+    Want,
+)
 from spes_p2p.protocol.params import MAX_PARKED_BYTES_PER_PEER, MAX_PARKED_PER_PEER
 
 MAX_KEPT_PER_PEER = 256
@@ -12,7 +24,7 @@ MAX_KEPT_BYTES_PER_PEER = 4 << 20
 """Of one member; and of all strangers together, who may be members of the next round."""
 
 MAX_ANSWERS_PER_PAUSE = 64
-"""Certificates sent to one peer that asks or is behind, per pause."""
+"""Certificates sent to one peer that asks, and announced to one that is behind, per pause."""
 
 MAX_PEERS_REMEMBERED = 4096
 """Peers whose questions and answers are counted; beyond that the counts begin anew."""
@@ -23,13 +35,11 @@ def round_of(message: Message) -> int:
     match message:
         case Signed():
             return message.body.round
-        case Receipt():
-            return max((ack.body.round for ack in message.acks), default=-1)
         case CutMessage():
             return message.cut.round
         case ProposalMessage() | BodyMessage() | Certificate():
             return message.body.round
-        case Offer() | Want() | Cut():
+        case Receipt() | Offer() | Want() | Cut() | Decided() | HalfIn() | Seen():
             return message.round
         case _:
             return -1
@@ -75,6 +85,7 @@ class Inbox:
         """Member, or None for strangers -> (messages, bytes) kept."""
         self._asked_at_ms: dict[PeerId, int] = {}
         self._answered_at_ms: dict[PeerId, dict[int, int]] = {}
+        self._announced_at_ms: dict[PeerId, dict[int, int]] = {}
 
     def keep(self, round_number: int, sender: PeerId, data: bytes, *, member: bool) -> bool:
         """Keep a message of the next round. False: beyond the bound, it is dropped and has to be asked for."""
@@ -99,17 +110,28 @@ class Inbox:
         last = self._asked_at_ms.get(peer)
         if last is not None and now_ms < last + pause_ms:
             return False
-        if len(self._asked_at_ms) >= MAX_PEERS_REMEMBERED:
+        if last is None and len(self._asked_at_ms) >= MAX_PEERS_REMEMBERED:
             self._asked_at_ms.clear()
         self._asked_at_ms[peer] = now_ms
         return True
 
     def may_answer(self, peer: PeerId, round_number: int, now_ms: int, pause_ms: int) -> bool:
         """Whether to send a peer the certificate of an old round, or all of the open one, now."""
-        if len(self._answered_at_ms) >= MAX_PEERS_REMEMBERED:
-            self._answered_at_ms.clear()
-        recent = {number: at for number, at in self._answered_at_ms.get(peer, {}).items() if now_ms < at + pause_ms}
-        if round_number in recent or len(recent) >= MAX_ANSWERS_PER_PAUSE:
-            return False
-        self._answered_at_ms[peer] = recent | {round_number: now_ms}
-        return True
+        return _is_time(self._answered_at_ms, peer, round_number, now_ms, pause_ms)
+
+    def may_announce(self, peer: PeerId, round_number: int, now_ms: int, pause_ms: int) -> bool:
+        """Whether to tell a peer now that there is a certificate of an old round."""
+        return _is_time(self._announced_at_ms, peer, round_number, now_ms, pause_ms)
+
+
+def _is_time(
+    done_at_ms: dict[PeerId, dict[int, int]], peer: PeerId, round_number: int, now_ms: int, pause_ms: int
+) -> bool:
+    """Once per peer, round and pause, and not for too many rounds of one peer."""
+    if peer not in done_at_ms and len(done_at_ms) >= MAX_PEERS_REMEMBERED:
+        done_at_ms.clear()
+    recent = {number: at for number, at in done_at_ms.get(peer, {}).items() if now_ms < at + pause_ms}
+    if round_number in recent or len(recent) >= MAX_ANSWERS_PER_PAUSE:
+        return False
+    done_at_ms[peer] = recent | {round_number: now_ms}
+    return True

@@ -70,6 +70,8 @@ class Leader:
             fits = isinstance(before, Cut) and before.round == self._context.terms.round
             return before if isinstance(before, Cut) and fits else None  # for another tip: the view is lost
         if self._voting.qc is not None:
+            if self._voting.qc.view >= view:
+                return None
             known = self._bodies.known.get(self._voting.qc.body)
             cut = self._bodies.cut_of(known) if known is not None else None
             return cut.cut if cut is not None else None
@@ -92,6 +94,8 @@ class Leader:
         if promised is not None and isinstance(promised.body, Proposal):
             return self._bodies.known.get(promised.body.body)
         if self._voting.qc is not None:
+            if self._voting.qc.view >= view:
+                return None  # a quorum has voted in this view or a later one: this leader comes too late
             known = self._bodies.known.get(self._voting.qc.body)
             return known if known is not None and known.derived else None
         cut = self.cut_of_view(view)
@@ -136,10 +140,9 @@ class Leader:
         resend_ms = context.terms.config.protocol.resend_ms
         if ranking.fetched_at_ms is None or context.now_ms >= ranking.fetched_at_ms + resend_ms:
             ranking.fetched_at_ms = context.now_ms
-            sources = self._updates.sources()
             limit = context.terms.head.run.sizes.expert_blob_bytes
             for blob in lacking:
-                context.emit(FetchBlob(blob=blob, max_bytes=limit, sources=sources.get(blob, ())))
+                context.emit(FetchBlob(blob=blob, max_bytes=limit, sources=self._updates.sources(blob)))
         return None
 
     def ranked(self, cut: Digest, merge_lists: bytes) -> None:

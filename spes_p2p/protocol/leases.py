@@ -5,6 +5,7 @@ A pure function of (terms, roster after the cut, owners that delivered, claimers
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Collection, Mapping
 
 from spes_p2p.ids import PeerId
@@ -22,9 +23,18 @@ class _Table:
         self.terms = terms
         self.rows = {row.peer: row for row in roster}
         self.leases = dict(leases)
+        self._owned: dict[PeerId, list[int]] = {}
+        for shard, owners in sorted(leases.items()):
+            for owner in owners:
+                self._owned.setdefault(PeerId(bytes_of(owner)), []).append(shard)
 
     def owned(self, peer: PeerId) -> list[int]:
-        return [shard for shard, owners in sorted(self.leases.items()) if any(o.who == peer for o in owners)]
+        """Ascending."""
+        return self._owned.get(peer, [])
+
+    def counts(self) -> dict[PeerId, int]:
+        """How many shards each owner has."""
+        return {peer: len(shards) for peer, shards in self._owned.items()}
 
     def room(self, peer: PeerId) -> int:
         """How many more shards a member may own; before it qualifies it holds at most one."""
@@ -35,6 +45,11 @@ class _Table:
     def grant(self, shard: int, peer: PeerId) -> None:
         owners = [*self.leases[shard], Tenure(peer, self.terms.round, 0)]
         self.leases[shard] = sorted(owners, key=bytes_of)
+        insort(self._owned.setdefault(peer, []), shard)
+
+    def revoke(self, shard: int, peer: PeerId) -> None:
+        self.leases[shard] = [owner for owner in self.leases[shard] if owner.who != peer]
+        self._owned[peer].remove(shard)
 
     def first_with_room(self, shard: int, peers: Collection[PeerId]) -> PeerId | None:
         order = election.claim_order(self.terms.seed, shard, peers)
@@ -102,14 +117,14 @@ def _leases_before(terms: Terms) -> tuple[LeaseRow, ...]:
 
 def _make_room(table: _Table, peer: PeerId) -> None:
     """Rule 5: a shard of the owner with too many, else a place beside the fewest owners."""
-    counts = {member: len(table.owned(member)) for member in sorted(table.rows)}
+    counts = table.counts()
     fair = -(-len(table.leases) // len(table.rows))
-    most = max(counts.values())
+    most = max(counts.values(), default=0)
     seed = table.terms.seed
     if most > fair:
-        richest = election.rank(seed, "rich", [member for member, count in counts.items() if count == most])[0]
+        richest = election.rank(seed, "rich", [owner for owner, count in counts.items() if count == most])[0]
         shard = table.owned(richest)[-1]
-        table.leases[shard] = [owner for owner in table.leases[shard] if owner.who != richest]
+        table.revoke(shard, richest)
         table.grant(shard, peer)
         return
     fewest = min(len(owners) for owners in table.leases.values())

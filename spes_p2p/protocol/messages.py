@@ -303,11 +303,20 @@ class Signed(Wire, frozen=True, tag="signed"):
 # --- messages that are authenticated by the transport alone ----------------------------------------------------------
 
 
-class Receipt(Wire, frozen=True, tag="receipt"):
-    """Acks for every piece of an update."""
+class AckMark(Wire, frozen=True):
+    """What is left of an `Ack` whose manifest is known."""
 
+    peer: Peer
+    pieces: Bitmap
+    signature: Signature
+
+
+class Receipt(Wire, frozen=True, tag="receipt"):
+    """Acks for every piece of an update of `round`."""
+
+    round: Count
     manifest: Hash
-    acks: Annotated[tuple[Signed, ...], Meta(max_length=128)]
+    acks: Annotated[tuple[AckMark, ...], Meta(max_length=128)]
 
 
 class CutMessage(Wire, frozen=True, tag="cut-msg"):
@@ -367,6 +376,42 @@ class TipAsk(Wire, frozen=True, tag="tip"):
     """The certificate that the sender builds on; NO_DIGEST: whichever the receiver has of `round` - 1."""
 
 
+class Decided(Wire, frozen=True, tag="decided"):
+    """The sender has the certificate of this round."""
+
+    epoch: Count
+    round: Count
+    certificate: Hash
+    """NO_DIGEST: the sender would have to look it up."""
+
+
+class HalfIn(Wire, frozen=True, tag="half"):
+    """The sender holds manifests of this round of half of the members."""
+
+    epoch: Count
+    round: Count
+
+
+class SeenView(Wire, frozen=True):
+    """What a voter has of one view: two bytes of each signature, per voter by peer id; zeros, or empty: nothing."""
+
+    view: Count
+    proposal: Annotated[bytes, Meta(max_length=2)]
+    prevotes: Annotated[bytes, Meta(max_length=256)]
+    precommits: Annotated[bytes, Meta(max_length=256)]
+
+
+class Seen(Wire, frozen=True, tag="seen"):
+    """Asks a voter for the votes, proposals and view changes that the sender lacks."""
+
+    epoch: Count
+    round: Count
+    wishes: Annotated[tuple[Count, ...], Meta(max_length=128)]
+    """Highest view that each voter, by peer id, has asked for; 0: none."""
+    views: Annotated[tuple[SeenView, ...], Meta(max_length=64)]
+    branch: Branch = b""
+
+
 class HandoverDone(Wire, frozen=True, tag="handover"):
     """The successor has what the leaver handed over."""
 
@@ -385,6 +430,9 @@ Message: TypeAlias = (
     | Offer
     | Want
     | TipAsk
+    | Decided
+    | HalfIn
+    | Seen
     | HandoverDone
     | SignedRun
 )

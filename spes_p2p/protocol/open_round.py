@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.bodies import Bodies
 from spes_p2p.protocol.body import Body, Cut, Entry
-from spes_p2p.protocol.codec import body_hash, check_signature, cut_hash, decode, encode, receipt_hash, statement_hash
+from spes_p2p.protocol.codec import (
+    body_hash,
+    check_signature,
+    cut_hash,
+    decode_as,
+    encode,
+    receipt_hash,
+    statement_hash,
+)
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import Cuts
 from spes_p2p.protocol.effects import Input
@@ -22,6 +29,7 @@ from spes_p2p.protocol.messages import (
     Claim,
     CutMessage,
     Evidence,
+    HalfIn,
     Join,
     Leave,
     Manifest,
@@ -32,12 +40,15 @@ from spes_p2p.protocol.messages import (
     Receipt,
     Ref,
     Refusal,
+    Seen,
     Signed,
     ViewChange,
     Vote,
     Want,
 )
 from spes_p2p.protocol.parts import Parts
+from spes_p2p.protocol.relay import Relay
+from spes_p2p.protocol.stash import Stash, served
 from spes_p2p.protocol.updates import Held, History, Updates
 from spes_p2p.protocol.voting import Voting
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, RefKind, RefusalReason, Wire
@@ -47,27 +58,6 @@ _MAX_OFFERS_PER_PEER = 2048
 
 _MAX_ANSWERED_REFS = 64
 """Objects sent for one `Want`, which costs its sender far less than they do; honest ones ask for one at a time."""
-
-
-def served(body: Body) -> frozenset[Digest]:
-    """Statements that a certificate serves for good."""
-    carried = {remark.entry for remark in body.carried}
-    return frozenset(
-        entry.statement
-        for place, entry in enumerate(body.entries)
-        if place not in carried and entry.kind is not ItemKind.ALIVE
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stash:
-    """What one ballot of a round leaves to the next on the same tip."""
-
-    tip: Digest
-    statements: dict[Digest, Held]
-    receipts: dict[Digest, Receipt]
-    cuts: dict[Digest, Cut]
-    digests: dict[Digest, Signed]
 
 
 class OpenRound:
@@ -86,17 +76,18 @@ class OpenRound:
         self.training_ended_at_ms: int | None = None
         self._stop_sent = False
         self._inherited: Stash | None = None
+        self._half_told = False
         self._offered: dict[PeerId, set[Ref]] = {}
         self._offers_taken: dict[PeerId, int] = {}
-        self._relayed: dict[PeerId, int] = {}
+        self.relay = Relay(context, self.voting, self.bodies)
         self._next_gossip_at_ms = context.opened_at_ms + context.terms.config.protocol.resend_ms
 
     def restore(self) -> None:
         """Take up the round where the journal, which the context has, left it."""
         for slot, data in self.context.ballot.entries().items():
             if slot.startswith("cut-body/"):
-                cut = decode(data)
-                if isinstance(cut, Cut) and cut.round == self.context.terms.round:
+                cut = decode_as(Cut, data)
+                if cut.round == self.context.terms.round:
                     self.cuts.learn(cut, ())
         self.voting.restore()
 
@@ -104,14 +95,7 @@ class OpenRound:
 
     def stash(self) -> Stash:
         """What is known of this round on this tip, for another ballot of it."""
-        before = self._inherited
-        found = Stash(
-            tip=self.context.terms.head.hash,
-            statements=dict(before.statements) if before else {},
-            receipts=dict(before.receipts) if before else {},
-            cuts=dict(before.cuts) if before else {},
-            digests=dict(before.digests) if before else {},
-        )
+        found = Stash.after(self._inherited, self.context.terms.head.hash)
         found.statements.update(self.updates.by_hash)
         found.receipts.update(self.updates.receipts)
         found.receipts.update({receipt_hash(receipt): receipt for receipt in self.updates.spare_receipts.values()})
@@ -146,9 +130,9 @@ class OpenRound:
     # --- own statements and results ----------------------------------------------------------------------------------
 
     def say(self, signed: Signed) -> None:
-        """Publish an own statement to all members."""
+        """Publish an own statement."""
         self.updates.add(signed)
-        self.context.send(self.context.terms.members, signed)
+        self.context.send(self.context.terms.audience, signed)
 
     def resume_update(self) -> bool:
         """After a restart, send the journalled update again instead of training twice for one round."""
@@ -226,7 +210,7 @@ class OpenRound:
         if isinstance(message, Signed):
             self._signed(sender, message)
             return
-        if sender not in terms.members:
+        if sender not in terms.member_set:
             return  # left or not yet joined: nothing of it counts
         match message:
             case Receipt():
@@ -244,6 +228,10 @@ class OpenRound:
                 self._take_offer(sender, message)
             case Want():
                 self._answer(sender, message)
+            case HalfIn():
+                self.updates.told_half(sender)
+            case Seen():
+                self.relay.answer(sender, message)
             case _:
                 pass
 
@@ -271,7 +259,7 @@ class OpenRound:
 
     def late(self, sender: PeerId, message: Message) -> None:
         """A message of an older round: statements, acks and receipts still count."""
-        members = self.context.terms.members
+        members = self.context.terms.member_set
         if sender not in members and not isinstance(message, Signed):
             return
         if isinstance(message, Signed):
@@ -285,10 +273,8 @@ class OpenRound:
         held = self.updates.by_hash.get(refusal.manifest)
         if held is None or held.signed.peer != self.context.me or signed.peer in held.refused_by:
             return
-        manifest = held.signed.body
-        if not isinstance(manifest, Manifest):
-            return
-        if signed.peer not in self.context.terms.members:
+        manifest = held.manifest
+        if manifest is None or signed.peer not in self.context.terms.members:
             return  # anybody can make keys; only members acknowledge
         check_signature(signed, self.context.verifier)
         held.refused_by[signed.peer] = refusal.reason
@@ -324,29 +310,32 @@ class OpenRound:
                 receipt = self.updates.receipts.get(ref.hash)
                 return [receipt] if receipt else []
             case RefKind.CUT:
-                cut = self.cuts.known.get(ref.hash)
-                return [cut.cut] if cut else []
+                cut = self.cuts.signed_or_bare(ref.hash)
+                return [cut] if cut else []
             case RefKind.BODY:
                 body = self.bodies.known.get(ref.hash)
                 return [BodyMessage(body.body, body.merge_lists)] if body else []
-            case RefKind.DIGESTS:
+            case _:  # digests
                 return list(self.parts.all_signed(ref.hash))
 
     def everything(self, peer: PeerId) -> list[bytes]:
         """All messages of this round, for a member that came back."""
-        if peer not in self.context.terms.members:
+        terms = self.context.terms
+        if peer not in terms.member_set:
             return []
+        if peer not in terms.audience:
+            return [encode(self._half())] if self.updates.half_at_ms is not None else []
         found: list[bytes] = []
         for held in self.updates.slots.values():
             found.append(encode(held.signed))
             if held.receipt is not None:
                 found.append(encode(held.receipt))
-        if peer in self.context.terms.eligible:
+        if peer in terms.eligible_set:
             for view, announcement in sorted(self.cuts.announced.items()):
                 cut = self.leader.cut_of_view(view)
                 if cut is not None:
                     found.append(encode(CutMessage(announcement, cut.cut)))
-        if peer in self.context.terms.voters:
+        if peer in terms.voter_set:
             found += [encode(signed) for signed in self.parts.everything()]
             found += [data for _, data in self.voting.log]
         return found
@@ -356,6 +345,7 @@ class OpenRound:
     def advance(self) -> None:
         """Do everything that is due."""
         self._stop_training()
+        self._tell_half()
         self._begin_view0()
         self.leader.lead()
         for known in list(self.cuts.known.values()):
@@ -379,7 +369,19 @@ class OpenRound:
             self._next_gossip_at_ms = self.context.now_ms + self.context.terms.config.protocol.resend_ms
             if self.context.is_voter:
                 self._offer()
-                self._relay()
+                self.relay.ask()
+
+    def _tell_half(self) -> None:
+        """Let the members that do not get manifests know that half of them are in."""
+        terms = self.context.terms
+        if self.updates.half_at_ms is None or self._half_told or self.context.me not in terms.criers:
+            return
+        self._half_told = True
+        others = terms.member_set.difference(terms.audience)
+        self.context.send(sorted(others), self._half())
+
+    def _half(self) -> HalfIn:
+        return HalfIn(self.context.terms.head.epoch, self.context.terms.round)
 
     def _stop_training(self) -> None:
         due = self._stop_training_at_ms()
@@ -419,20 +421,6 @@ class OpenRound:
             known.update(refs)
             if refs:
                 self.context.send([leader], Offer(terms.head.epoch, terms.round, tuple(refs)))
-
-    def _relay(self) -> None:
-        """Pass on others' votes once a view has lasted longer than a resend: a broken line must not decide."""
-        view = self.voting.view
-        if view < 0:
-            return
-        if self.context.now_ms < self.voting.began_at_ms[view] + self.context.terms.config.protocol.resend_ms:
-            return
-        for voter in self.context.terms.voters:
-            begin = self._relayed.get(voter, 0)
-            self._relayed[voter] = len(self.voting.log)
-            for author, data in self.voting.log[begin:]:
-                if author != voter:
-                    self.context.send_bytes([voter], data)
 
     def deadline_ms(self) -> int | None:
         """When something is due next."""
@@ -505,6 +493,8 @@ class OpenRound:
         if isinstance(body, Manifest) and (row is None or body.round <= row.base_round):
             return
         self.updates.carry(held)
+        if held.signed.peer == self.context.me:
+            self.context.send(self.context.terms.audience, held.signed)  # those of the last round have it
 
     def handovers(self, cut: Digest) -> tuple[tuple[PeerId, Digest, int], ...]:
         """(leaver, blob, bytes) of every hand-over that the cut names."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
-from spes_p2p.digests import digest
-from spes_p2p.ids import Digest, PeerId
+from spes_p2p.ids import PeerId
 from spes_p2p.protocol.effects import Send
 
 _MAX_BACKOFF = 4
@@ -25,18 +25,21 @@ class Outbox:
     def __init__(self, resend_ms: int) -> None:
         self._resend_ms = resend_ms
         self._pending: dict[int, _Pending] = {}
-        self._known: dict[tuple[PeerId, Digest], int] = {}
+        self._due: list[tuple[int, int]] = []
+        """(due, ticket), a heap; what was delivered, or is due later now, is skipped."""
+        self._known: dict[tuple[PeerId, bytes], int] = {}
         self._next_ticket = 1
 
     def add(self, to: PeerId, data: bytes, *, round_number: int, now_ms: int) -> Send | None:
         """The first `Send` of a message; None if it was sent to this peer already."""
-        key = (to, digest("outbox", data))
+        key = (to, data)
         if key in self._known:
             return None
         send = Send(ticket=self._next_ticket, to=to, data=data)
         self._next_ticket += 1
         self._known[key] = round_number
         self._pending[send.ticket] = _Pending(send, round_number, now_ms + self._resend_ms, 1)
+        heapq.heappush(self._due, (now_ms + self._resend_ms, send.ticket))
         return send
 
     def once(self, to: PeerId, data: bytes) -> Send:
@@ -52,16 +55,26 @@ class Outbox:
     def due(self, now_ms: int) -> list[Send]:
         """Messages to repeat now; each waits longer the more often it failed."""
         found = []
-        for pending in self._pending.values():
-            if pending.due_ms <= now_ms:
-                pending.tries += 1
-                pending.due_ms = now_ms + self._resend_ms * min(pending.tries, _MAX_BACKOFF)
-                found.append(pending.send)
+        at = self.deadline_ms()
+        while at is not None and at <= now_ms:
+            ticket = self._due[0][1]
+            pending = self._pending[ticket]
+            pending.tries += 1
+            pending.due_ms = now_ms + self._resend_ms * min(pending.tries, _MAX_BACKOFF)
+            heapq.heapreplace(self._due, (pending.due_ms, ticket))
+            found.append(pending.send)
+            at = self.deadline_ms()
         return found
 
     def deadline_ms(self) -> int | None:
         """When the next message is due."""
-        return min((pending.due_ms for pending in self._pending.values()), default=None)
+        while self._due and not self._is_due(*self._due[0]):
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else None
+
+    def _is_due(self, due_ms: int, ticket: int) -> bool:
+        pending = self._pending.get(ticket)
+        return pending is not None and pending.due_ms == due_ms
 
     def expire(self, before_round: int) -> None:
         """Forget messages of rounds before this one."""

@@ -30,6 +30,9 @@ MAX_VIEWS_AHEAD = 64
 MIN_ELIGIBLE = 3
 """Voters are filled up with members to this number for acknowledging and aggregating."""
 
+MAX_MEMBERS_WHO_HEAR_ALL = 64
+"""In a larger run only the eligible get everybody's statements: else a round would cost members x members messages."""
+
 MIN_BYZANTINE_VOTERS = 4
 """Fewer voters tolerate no fault, so the vote stays with the founders until this many result."""
 

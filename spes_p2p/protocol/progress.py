@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 PhaseName = Literal["join", "load", "train", "publish", "acknowledge", "aggregate", "vote", "finished"]
 
+_UPDATES = "updates of the other members"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
@@ -34,6 +36,8 @@ class Progress:
     own_acks: int
     own_acks_needed: int
     waiting_for: str
+    missing: tuple[PeerId, ...]
+    """Live members whose update is what is waited for, sorted; empty while it is something else."""
     final_round: int = 0
     """Of the last final certificate."""
     tentative: bool = False
@@ -79,6 +83,7 @@ def progress_of(round_: OpenRound, leaving: bool, finished: bool, now_ms: int, h
         own_acks=len(own.acks) if own else 0,
         own_acks_needed=max(terms.expert_acks, terms.psi_acks),
         waiting_for=waiting,
+        missing=tuple(peer for peer in sorted(terms.live) if not updates.is_in(peer)) if waiting == _UPDATES else (),
         final_round=terms.head.last_final.round,
         tentative=terms.tentative or not terms.head.is_final,
         waiting=halted,
@@ -99,7 +104,7 @@ def _phase(round_: OpenRound, finished: bool) -> tuple[PhaseName, str]:
     if own is not None and own.receipt is None:
         return "publish", "acknowledgements of this node's update"
     if voting.view < 0:
-        return "acknowledge", "updates of the other members"
+        return "acknowledge", _UPDATES
     if voting.view in voting.proposals:
         return "vote", "votes"
     if voting.view in round_.cuts.announced:

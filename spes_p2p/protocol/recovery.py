@@ -12,9 +12,10 @@ from collections.abc import Collection
 from spes_p2p.config import PROTOCOL_VERSION
 from spes_p2p.digests import digest_of_list
 from spes_p2p.errors import LocalProtocolError, RemoteProtocolError
-from spes_p2p.ids import Digest, PeerId
+from spes_p2p.ids import PeerId
 from spes_p2p.ports import Signer, Verifier
 from spes_p2p.protocol.body import Body, Certificate, Cut
+from spes_p2p.protocol.certificate import Check
 from spes_p2p.protocol.codec import bitmap, body_hash, cut_hash
 from spes_p2p.protocol.head import Head, Terms, next_head, psi_digest
 from spes_p2p.protocol.leases import next_leases
@@ -104,15 +105,28 @@ def has_split(head: Head, certificate: Certificate, verifier: Verifier) -> bool:
     return body.round <= head.last_final.round or body.prev in passed
 
 
-def verify_recovery(head: Head, certificate: Certificate, verifier: Verifier) -> Head:
-    """The head after a recovery. Raises RemoteProtocolError unless the key signed exactly what the function gives."""
-    body, key = certificate.body, head.run.manifest.recovery_key
+def recovery_check(head: Head, certificate: Certificate) -> Check:
+    """The signature that makes a recovery. Raises RemoteProtocolError if there is not exactly one."""
+    if len(certificate.signatures) != 1:
+        raise RemoteProtocolError(None, "a recovery without the one signature of its key")
+    key = head.run.manifest.recovery_key
+    return key, SIGNATURE_TAG, body_hash(certificate.body), certificate.signatures[0]
+
+
+def recovered(head: Head, certificate: Certificate) -> Head:
+    """The head after a recovery whose signature is checked elsewhere. Raises RemoteProtocolError unless its body is
+    exactly what the function gives."""
+    body = certificate.body
     keep = kept_members(head, body)
     if not keep or body != recover(Terms(head), keep):
         raise RemoteProtocolError(None, "a recovery that does not follow from its certificate")
     if (certificate.view, certificate.voters, certificate.merge_lists) != (0, b"", b""):
         raise RemoteProtocolError(None, "a recovery with the votes of a round")
-    identity = Digest(body_hash(body))
-    if len(certificate.signatures) != 1 or not verifier(key, SIGNATURE_TAG, identity, certificate.signatures[0]):
-        raise RemoteProtocolError(None, "a recovery that the recovery key did not sign")
     return next_head(head, body)
+
+
+def verify_recovery(head: Head, certificate: Certificate, verifier: Verifier) -> Head:
+    """The head after a recovery. Raises RemoteProtocolError unless the key signed exactly what the function gives."""
+    if not verifier(*recovery_check(head, certificate)):
+        raise RemoteProtocolError(None, "a recovery that the recovery key did not sign")
+    return recovered(head, certificate)

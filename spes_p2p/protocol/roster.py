@@ -43,7 +43,7 @@ class RosterChange:
     evicted: frozenset[PeerId]
     """Proven to have signed two statements for one slot."""
     joining: Mapping[PeerId, int]
-    """Admitted newcomers and their capacities."""
+    """Admitted newcomers, none of them a member before the cut, and their capacities."""
     capacities: Mapping[PeerId, int]
     """Capacities that members state in this cut."""
     accepted_bases: Mapping[PeerId, Sequence[int]]
@@ -77,10 +77,7 @@ def next_roster(terms: Terms, change: RosterChange) -> tuple[RosterRow, ...]:
         )
     if terms.tentative:
         return tuple(rows)
-    members = {row.peer for row in rows}
-    for peer in sorted(change.joining):
-        if peer not in members and peer not in change.evicted:
-            rows.append(RosterRow(peer, change.joining[peer], 0, 0, terms.round, None))
+    rows += [RosterRow(peer, capacity, 0, 0, terms.round, None) for peer, capacity in change.joining.items()]
     return with_voters(terms, tuple(sorted(rows, key=lambda row: row.peer)))
 
 
@@ -112,10 +109,15 @@ def _next_voters(terms: Terms, rows: tuple[RosterRow, ...]) -> frozenset[PeerId]
     current = {row.peer for row in rows if row.voter_since is not None}
     order = election.rank(terms.seed, "voter", candidates)
     chosen = [peer for peer in order if peer in current]
-    growth = max(1, len(terms.voters) // 4)
-    if terms.config.protocol.admission != "open":
-        growth = max(growth, MIN_BYZANTINE_VOTERS - len(chosen))
-    chosen += [peer for peer in order if peer not in current][:growth]
+    chosen += [peer for peer in order if peer not in current][: _most_new_voters(terms, len(chosen))]
     if len(chosen) >= MIN_BYZANTINE_VOTERS:
         return frozenset(chosen[:MAX_VOTERS])
     return founders or frozenset(candidates)
+
+
+def _most_new_voters(terms: Terms, num_staying: int) -> int:
+    """A quarter of the voters, so that a crowd of newcomers cannot outvote those who let it in at once."""
+    growth = max(1, len(terms.voters) // 4)
+    if terms.config.protocol.admission == "open":
+        return growth
+    return max(growth, MIN_BYZANTINE_VOTERS - num_staying)

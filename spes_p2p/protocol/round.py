@@ -31,9 +31,10 @@ from spes_p2p.errors import LocalProtocolError, RemoteProtocolError
 from spes_p2p.ids import PeerId
 from spes_p2p.ports import Signer, Verifier
 from spes_p2p.protocol import effects as fx
+from spes_p2p.protocol.announce import CertificatePull
 from spes_p2p.protocol.body import Certificate, base_of
 from spes_p2p.protocol.branches import abandoned
-from spes_p2p.protocol.certificate import certificate_terms, verify_certificate
+from spes_p2p.protocol.certificate import certificate_terms, verify_certificate, votes_of_certificate
 from spes_p2p.protocol.codec import body_hash, decode, encode
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.effects import Effect, Input
@@ -42,8 +43,8 @@ from spes_p2p.protocol.head import Head, Terms, may_go_on
 from spes_p2p.protocol.height import Height
 from spes_p2p.protocol.inbox import Inbox, Parked
 from spes_p2p.protocol.leaving import Leaving
-from spes_p2p.protocol.messages import HandoverDone, Message, Side, Signed, TipAsk
-from spes_p2p.protocol.open_round import OpenRound, Stash, served
+from spes_p2p.protocol.messages import Decided, HandoverDone, Message, Seen, Side, Signed, TipAsk
+from spes_p2p.protocol.open_round import OpenRound
 from spes_p2p.protocol.outbox import Outbox
 from spes_p2p.protocol.params import LATE_ROUNDS, STATEMENT_ROUNDS
 from spes_p2p.protocol.progress import Progress, progress_of
@@ -52,6 +53,7 @@ from spes_p2p.protocol.rescue import Rescue
 from spes_p2p.protocol.routing import Place, ballot_of, place_of
 from spes_p2p.protocol.siding import Siding
 from spes_p2p.protocol.standing import answer_tip
+from spes_p2p.protocol.stash import Stash, served
 from spes_p2p.protocol.updates import Held, History
 from spes_p2p.protocol.wire import NO_DIGEST
 from spes_p2p.protocol.wishes import Wishes as Wishes
@@ -83,6 +85,8 @@ class RoundMachine:
         self._history = History()
         self._inbox = Inbox()
         self._certificates: dict[int, bytes] = {}
+        self._chain = {known.round: known.hash for known in (head.last_final, *head.branch)}
+        """Hashes of the newest certificates of this peer's chain, by round."""
         self._known_peers: tuple[PeerId, ...] = ()
         self._leaving: Leaving | None = None
         self._ask_tip_at_ms = now_ms
@@ -152,6 +156,8 @@ class RoundMachine:
                 self._receive(event.sender, event.data)
             case fx.Delivered():
                 self._outbox.delivered(event.ticket)
+                if self._due_ms is None or now_ms < self._due_ms:
+                    return self._flush()  # it makes nothing possible: half of all inputs are cheap
             case fx.StateReady():
                 self._state_ready(event)
             case fx.PeersKnown():
@@ -177,8 +183,14 @@ class RoundMachine:
         return self._due_ms
 
     def _next_deadline_ms(self) -> int | None:
-        candidates = [self._outbox.deadline_ms(), self._round.deadline_ms(), self._ask_tip_at_ms]
-        candidates += [self._siding.deadline_ms(), self._rescue.due_ms(self._round.context)]
+        candidates = [
+            self._outbox.deadline_ms(),
+            self._round.deadline_ms(),
+            self._pull.deadline_ms(),
+            self._ask_tip_at_ms,
+            self._siding.deadline_ms(),
+            self._rescue.due_ms(self._round.context),
+        ]
         return min((at for at in candidates if at is not None), default=None)
 
     def _flush(self) -> list[Effect]:
@@ -200,6 +212,8 @@ class RoundMachine:
     ) -> None:
         """Open the round after a head, or another ballot of the round `before`."""
         head = terms.head
+        if before is None:
+            self._pull = CertificatePull(terms.config.protocol.resend_ms)
         self._history.enter_rows(head.state.shards, head.round)
         context = Context(
             terms=terms,
@@ -258,8 +272,9 @@ class RoundMachine:
         lost = abandoned(self.head, terms.head)
         if lost:
             self._abandon(terms.head.round)
-        self._certificates[head.round] = encoded
+        self._certificates[head.round], self._chain[head.round] = encoded, head.hash
         self._certificates.pop(head.round - _KEEP_CERTIFICATES, None)
+        self._chain.pop(head.round - _KEEP_CERTIFICATES, None)
         receivers = list(terms.voters)
         order = terms.leaders
         place = certificate.view % len(order)
@@ -267,7 +282,7 @@ class RoundMachine:
         if context.me in announcing or head.epoch > terms.head.epoch:
             receivers = sorted({*terms.members, *terms.voters, *self._round.joiners()})
         if context.me in terms.all_voters:
-            context.send(receivers, certificate)
+            context.send(receivers, Decided(head.epoch, head.round, head.hash))
         for held in self._round.accepted(certificate.body):
             self._history.remember(held)
         self._history.note_served(served(certificate.body), head.round)
@@ -307,8 +322,9 @@ class RoundMachine:
 
     def _abandon(self, after_round: int) -> None:
         """Forget what later certificates of a branch that is left have done."""
-        for number in [number for number in self._certificates if number > after_round]:
-            del self._certificates[number]
+        for number in [number for number in self._chain if number > after_round]:
+            del self._chain[number]
+            self._certificates.pop(number, None)
         self._history.forget_served(after_round)
 
     def _greet(self) -> None:
@@ -325,7 +341,8 @@ class RoundMachine:
             if not self._finished and self._leaving is None:
                 say_join(self._round, self._wishes)
             return
-        if self._round.will_train and not self._round.resume_update():
+        resumed = self._round.resume_update()  # whether or not it trains again
+        if self._round.will_train and not resumed:
             head = context.terms.head
             context.emit(fx.Train(round=context.terms.round, inner_steps=head.inner_steps, base=head.hash))
             self._round.training = True
@@ -340,7 +357,7 @@ class RoundMachine:
     # --- messages ----------------------------------------------------------------------------------------------------
 
     def _receive(self, sender: PeerId, data: bytes) -> None:
-        if sender in self._round.context.terms.members:
+        if sender in self._round.context.terms.member_set:
             self._siding.ears.hear(sender, self._now_ms)
         self._take(sender, data)
 
@@ -354,6 +371,8 @@ class RoundMachine:
             self._answer_tip(sender, message)
         elif isinstance(message, Certificate):
             self._certificate(sender, message, data)
+        elif isinstance(message, Decided) and message.epoch == self.head.epoch:
+            self._told(sender, message)
         elif isinstance(message, Signed) and isinstance(message.body, Side):
             self._side(sender, message, message.body)
         else:
@@ -368,7 +387,7 @@ class RoundMachine:
                 self._round.remote(sender, message)
             case Place.OTHER_BALLOT:
                 ballot = ballot_of(message)
-                if ballot is not None and sender in self.terms.members:
+                if ballot is not None and sender in self.terms.member_set and not isinstance(message, Seen):
                     self._parked.keep(ballot[1], sender, data)
             case Place.LATER:
                 self._keep(sender, number, data)
@@ -377,28 +396,54 @@ class RoundMachine:
             case Place.UNKNOWN_CHAIN:
                 self._ask_sometimes(sender)
             case Place.PAST_EPOCH:
-                if number <= self.head.round and self._may_answer(sender, number):
-                    self._send_certificate(sender, number)
+                self._announce(sender, min(number, self.head.round))
 
     def _keep(self, sender: PeerId, number: int, data: bytes) -> None:
         """A message of a later round: keep it, if it is of the next one, and ask its sender."""
         context = self._round.context
         keeps = number == context.terms.round + 1
-        if not keeps or not self._inbox.keep(number, sender, data, member=sender in context.terms.members):
+        if not keeps or not self._inbox.keep(number, sender, data, member=sender in context.terms.member_set):
             self._behind = True
-        self._ask_sometimes(sender)
+        self._hear_of_certificate(sender)
+
+    def _told(self, sender: PeerId, decided: Decided) -> None:
+        """A peer has a certificate: of the open round or a later one, or of another chain."""
+        known = dict(self.head.recent).get(decided.round)
+        if decided.round >= self.terms.round:
+            self._behind |= decided.round > self.terms.round
+            self._hear_of_certificate(sender)
+        elif decided.round >= self.terms.height and decided.certificate not in (known, NO_DIGEST):
+            self._ask_sometimes(sender)
+
+    def _hear_of_certificate(self, sender: PeerId) -> None:
+        """A peer is past this round: it has the certificate, if it tells the truth."""
+        context = self._round.context
+        self._pull.told(
+            sender,
+            self._now_ms,
+            is_member=sender in context.terms.member_set,
+            may_decide=context.is_voter and not self._behind,
+        )
+        self._pull_certificate()
+
+    def _pull_certificate(self) -> None:
+        source = self._pull.next(self._now_ms)
+        if source is not None:
+            self._ask_tip(source)
 
     def _ask_sometimes(self, sender: PeerId) -> None:
         if self._inbox.may_ask(sender, self._now_ms, self.head.run.config.protocol.resend_ms):
             self._ask_tip(sender)
 
-    def _may_answer(self, peer: PeerId, number: int) -> bool:
-        return self._inbox.may_answer(peer, number, self._now_ms, self.head.run.config.protocol.resend_ms)
+    def _announce(self, peer: PeerId, number: int) -> None:
+        """Tell a peer that is behind of the certificate of a round."""
+        if self._inbox.may_announce(peer, number, self._now_ms, self.head.run.config.protocol.resend_ms):
+            identity = dict(self.head.recent).get(number, NO_DIGEST)
+            self._round.context.send_once([peer], Decided(self.head.epoch, number, identity))
 
     def _answer_late(self, sender: PeerId, message: Message, number: int) -> None:
-        """Statements and acks may be late; whoever sends anything of an older round gets its certificate."""
-        if self._may_answer(sender, number):
-            self._send_certificate(sender, number)
+        """Statements and acks may be late; whoever sends anything of an older round is told of its certificate."""
+        self._announce(sender, number)
         if number >= self._round.context.terms.round - max(LATE_ROUNDS, STATEMENT_ROUNDS):
             self._round.late(sender, message)
 
@@ -410,7 +455,10 @@ class RoundMachine:
         if body.run != self.head.run.run_id:
             raise RemoteProtocolError(sender, "a certificate of another run")
         base = self._height.branches.get(base_of(body))
-        if body.epoch < self.head.epoch or self._height.branches.get(body_hash(body)) is not None:
+        known = self._height.branches.get(body_hash(body))
+        if known is not None:
+            self._height.show(sender, known)
+        if body.epoch < self.head.epoch or known is not None:
             return
         if base is None:
             self._without_base(sender, certificate, data)
@@ -429,6 +477,7 @@ class RoundMachine:
         elif body.round > self.terms.round:
             self._keep(sender, body.round, data)
         elif body.round > self.head.last_final.round:
+            self._height.shown[sender] = self.head.last_final
             self._ask_sometimes(sender)
 
     def _notify_split(self) -> None:
@@ -444,6 +493,8 @@ class RoundMachine:
             return
         terms = certificate_terms(base, body)
         head = verify_certificate(terms, certificate, self._verifier)
+        if terms.branch == self.terms.branch:
+            self._round.voting.compare(votes_of_certificate(terms, certificate))
         if head.is_final:
             self._adopt(certificate, head, terms)
             return
@@ -557,7 +608,7 @@ class RoundMachine:
     def _answer_tip(self, sender: PeerId, ask: TipAsk) -> None:
         context = self._round.context
         pause_ms = context.terms.config.protocol.resend_ms // 2
-        answer = answer_tip(self.head, ask)
+        answer = answer_tip(self.head, ask, self._chain)
         for number in answer.certificates[:_CERTIFICATES_PER_ANSWER]:
             if self._inbox.may_answer(sender, number, self._now_ms, pause_ms):
                 self._send_certificate(sender, number)
@@ -582,6 +633,7 @@ class RoundMachine:
         context.tick()
         self._round.tick()
         self._recover(self._rescue.due(context, self._siding.heard(context.terms)))
+        self._pull_certificate()
         if context.now_ms >= self._ask_tip_at_ms:
             self._ask_tips()
 

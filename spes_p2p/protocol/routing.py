@@ -15,12 +15,15 @@ from spes_p2p.protocol.messages import (
     BodyMessage,
     CutAnnouncement,
     CutMessage,
+    Decided,
+    HalfIn,
     Manifest,
     Message,
     Offer,
     Proposal,
     ProposalMessage,
     Receipt,
+    Seen,
     Signed,
     ViewChange,
     Vote,
@@ -47,6 +50,8 @@ class Place(Enum):
 def ballot_of(message: Message) -> tuple[int, bytes] | None:
     """(round, branch) of the ballot that a message belongs to; None for those that belong to a round as a whole."""
     match message:
+        case Seen():
+            return message.round, message.branch
         case Signed(body=Vote() | ViewChange() as body):
             return body.round, body.branch
         case CutMessage(announcement=Signed(body=CutAnnouncement() as body)):
@@ -63,12 +68,12 @@ def epoch_of(message: Message) -> int | None:
         case Signed():
             return message.body.epoch
         case Receipt():
-            return max((ack.body.epoch for ack in message.acks), default=None)
+            return None
         case CutMessage():
             return message.cut.epoch
         case ProposalMessage() | BodyMessage():
             return message.body.epoch
-        case Offer() | Want() | Cut():
+        case Offer() | Want() | Cut() | Decided() | HalfIn() | Seen():
             return message.epoch
         case _:
             return None
@@ -105,8 +110,8 @@ def _place_in_ballots(ballot: tuple[int, bytes], terms: Terms) -> Place:
 
 
 def _on_another_branch(message: Message, terms: Terms) -> bool:
-    """Whether a message is an update on top of a certificate that is not on this peer's chain."""
-    if not isinstance(message, Signed) or not isinstance(message.body, Manifest):
+    """Whether a message is an update on another branch, as an honest peer may make where there were several lately."""
+    if not terms.head.forked or not isinstance(message, Signed) or not isinstance(message.body, Manifest):
         return False
     if message.body.run != terms.head.run.run_id:
         return False

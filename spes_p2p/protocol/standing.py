@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from spes_p2p.ids import Digest
 from spes_p2p.protocol.head import Head
 from spes_p2p.protocol.messages import TipAsk
 from spes_p2p.protocol.wire import NO_DIGEST
@@ -21,18 +23,20 @@ class TipAnswer:
     """It may have what this peer lacks."""
 
 
-def answer_tip(head: Head, ask: TipAsk) -> TipAnswer:
-    """Compare the tip of `ask` with this peer's."""
+def answer_tip(head: Head, ask: TipAsk, chain: Mapping[int, Digest]) -> TipAnswer:
+    """Compare the tip of `ask` with this peer's. `chain`: hashes of its newest certificates, by round.
+
+    A peer whose tip is too old to be looked up is believed to be on this chain; if it is not, what it gets builds on
+    nothing that it knows, and it asks again from its last final certificate on.
+    """
     if (ask.epoch, ask.final_round) > (head.epoch, head.last_final.round):
         return TipAnswer(asks_back=True)
     if ask.tip == NO_DIGEST:
         return _by_round(head, ask.round)
     if ask.tip == head.hash:
         return TipAnswer(everything=True)
-    here = (head, *head.branch, head.last_final)
-    on_branch = next((known for known in here if known.hash == ask.tip), None)
-    if on_branch is not None:
-        return TipAnswer(certificates=range(on_branch.round + 1, head.round + 1))
+    if ask.round <= head.round and chain.get(ask.round - 1, ask.tip) == ask.tip:
+        return TipAnswer(certificates=range(ask.round, head.round + 1))
     if ask.epoch == head.epoch and ask.final_round == head.last_final.round:
         # another branch from the same final certificate: each shows its own
         return TipAnswer(certificates=range(head.height, head.round + 1), asks_back=True)

@@ -6,6 +6,7 @@ their place in the previous roster, then in the list of newcomers, so that a bod
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from spes_p2p.digests import digest
@@ -61,11 +62,12 @@ class State(Wire, frozen=True):
     @property
     def voters(self) -> tuple[PeerId, ...]:
         """The voters of the next round, by peer id."""
-        return tuple(row.peer for row in self.roster if row.voter_since is not None)
+        return voters_of(self.roster)
 
     def row(self, peer: PeerId) -> RosterRow | None:
         """The member's row."""
-        return next((row for row in self.roster if row.peer == peer), None)
+        place = bisect_left(self.roster, peer, key=_peer_of)
+        return self.roster[place] if place < len(self.roster) and self.roster[place].peer == peer else None
 
     def owners(self, shard: int) -> tuple[PeerId, ...]:
         """Owners of a shard, by peer id."""
@@ -74,6 +76,10 @@ class State(Wire, frozen=True):
     def shards_of(self, peer: PeerId) -> tuple[int, ...]:
         """Shards a peer owns or co-owns, ascending."""
         return tuple(row.shard for row in self.leases if any(tenure.who == peer for tenure in row.owners))
+
+
+def _peer_of(row: RosterRow) -> PeerId:
+    return row.peer
 
 
 def bytes_of(tenure: Tenure) -> bytes:
@@ -87,9 +93,19 @@ def _root(name: str, rows: Sequence[Wire]) -> Digest:
     return digest(f"spes {name}", ENCODER.encode(tuple(rows)))
 
 
+def roster_root(rows: tuple[RosterRow, ...]) -> Digest:
+    """Root of a roster."""
+    return _root("roster", rows)
+
+
+def voters_of(rows: tuple[RosterRow, ...]) -> tuple[PeerId, ...]:
+    """The voters of the round after a roster, by peer id."""
+    return tuple(row.peer for row in rows if row.voter_since is not None)
+
+
 def roots(state: State) -> tuple[Digest, Digest, Digest]:
     """Roots of roster, leases and shards."""
-    return _root("roster", state.roster), _root("leases", state.leases), _root("shards", state.shards)
+    return roster_root(state.roster), _root("leases", state.leases), _root("shards", state.shards)
 
 
 def shard_row_hash(row: ShardRow) -> Digest:
@@ -139,10 +155,10 @@ def shard_delta(old: State, new: State) -> tuple[ShardDelta, ...]:
     )
 
 
-def apply_deltas(old: State, body: Body) -> State:
-    """The state after a body. Raises RemoteProtocolError if the deltas do not lead to the body's roots."""
-    peers = (*old.members, *body.newcomers)
-    rows = {row.peer: row for row in old.roster}
+def apply_roster_delta(old: tuple[RosterRow, ...], body: Body) -> tuple[RosterRow, ...]:
+    """The roster after a body. Raises RemoteProtocolError if the delta does not lead to the body's root."""
+    peers = (*(row.peer for row in old), *body.newcomers)
+    rows = {row.peer: row for row in old}
     try:
         for change in body.roster_delta:
             peer = peers[change.who]
@@ -157,6 +173,19 @@ def apply_deltas(old: State, body: Body) -> State:
                     change.last_item_round,
                     change.voter_since,
                 )
+    except (IndexError, KeyError) as error:
+        raise RemoteProtocolError(None, "a delta names a row that does not exist") from error
+    new = tuple(rows[peer] for peer in sorted(rows))
+    if roster_root(new) != body.roster_root:
+        raise RemoteProtocolError(None, "the deltas do not lead to the roots of the body")
+    return new
+
+
+def apply_deltas(old: State, body: Body) -> State:
+    """The state after a body. Raises RemoteProtocolError if the deltas do not lead to the body's roots."""
+    peers = (*old.members, *body.newcomers)
+    roster = apply_roster_delta(old.roster, body)
+    try:
         leases = list(old.leases)
         for lease in body.lease_delta:
             owners = []
@@ -170,7 +199,7 @@ def apply_deltas(old: State, body: Body) -> State:
             shards[shard.shard] = ShardRow(shard.shard, shard.blobs)
     except (IndexError, KeyError) as error:
         raise RemoteProtocolError(None, "a delta names a row that does not exist") from error
-    new = State(tuple(rows[peer] for peer in sorted(rows)), tuple(leases), tuple(shards))
-    if roots(new) != (body.roster_root, body.lease_root, body.shard_root):
+    new = State(roster, tuple(leases), tuple(shards))
+    if (_root("leases", new.leases), _root("shards", new.shards)) != (body.lease_root, body.shard_root):
         raise RemoteProtocolError(None, "the deltas do not lead to the roots of the body")
     return new

@@ -1,4 +1,4 @@
-"""What makes a statement, a receipt and a cut valid in a round. Raises RemoteProtocolError for what is not."""
+"""What makes a statement and a cut valid in a round. Raises RemoteProtocolError for what is not."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from spes_p2p.ids import Digest, PeerId
 from spes_p2p.ports import Verifier
 from spes_p2p.protocol import evidence
 from spes_p2p.protocol.body import Cut, CutItem
-from spes_p2p.protocol.codec import bits, check_signature, statement_hash, unpack_float
+from spes_p2p.protocol.codec import check_signature, statement_hash, unpack_float
 from spes_p2p.protocol.head import Terms
 from spes_p2p.protocol.messages import (
-    Ack,
     Alive,
     Claim,
     Evidence,
@@ -33,6 +32,14 @@ from spes_p2p.protocol.roster import admitted
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind
 
 STATEMENT_TYPES = (Manifest, Alive, Join, Leave, Claim, Evidence)
+_KINDS: Mapping[type[Statement], ItemKind] = {
+    Manifest: ItemKind.UPDATE,
+    Alive: ItemKind.ALIVE,
+    Join: ItemKind.JOIN,
+    Leave: ItemKind.LEAVE,
+    Claim: ItemKind.CLAIM,
+    Evidence: ItemKind.EVIDENCE,
+}
 
 
 TENTATIVE_KINDS = frozenset({ItemKind.UPDATE, ItemKind.ALIVE, ItemKind.CLAIM})
@@ -58,19 +65,7 @@ def slot_of(signed: Signed) -> Slot:
 
 def kind_of(statement: Statement) -> ItemKind:
     """The kind of cut item a statement becomes (a manifest without receipt becomes ALIVE)."""
-    match statement:
-        case Manifest():
-            return ItemKind.UPDATE
-        case Alive():
-            return ItemKind.ALIVE
-        case Join():
-            return ItemKind.JOIN
-        case Leave():
-            return ItemKind.LEAVE
-        case Claim():
-            return ItemKind.CLAIM
-        case Evidence():
-            return ItemKind.EVIDENCE
+    return _KINDS[type(statement)]
 
 
 def check_statement(terms: Terms, signed: Signed, verifier: Verifier) -> None:
@@ -80,7 +75,7 @@ def check_statement(terms: Terms, signed: Signed, verifier: Verifier) -> None:
         raise RemoteProtocolError(peer, f"a {body.tag} is no statement")
     if (body.run, body.epoch) != (terms.head.run.run_id, terms.head.epoch):
         raise RemoteProtocolError(peer, f"{body.tag} of another run or epoch")
-    if not isinstance(body, Join) and peer not in terms.members:
+    if not isinstance(body, Join) and peer not in terms.member_set:
         raise RemoteProtocolError(peer, f"{body.tag} of a peer that is not a member")
     check_signature(signed, verifier)
     match body:
@@ -94,7 +89,7 @@ def check_statement(terms: Terms, signed: Signed, verifier: Verifier) -> None:
                 raise RemoteProtocolError(peer, f"join is not admitted ({terms.config.protocol.admission} run)")
         case Leave() | Claim():
             _check_round(terms, peer, body.tag, body.round, STATEMENT_ROUNDS)
-        case Evidence():
+        case _:  # evidence
             _check_round(terms, peer, body.tag, body.round, STATEMENT_ROUNDS)
             if evidence.accused(body, verifier) not in terms.members:
                 raise RemoteProtocolError(peer, "evidence against a peer that is not a member")
@@ -131,50 +126,6 @@ def _check_piece(terms: Terms, peer: PeerId, piece: Piece) -> None:
     norm = unpack_float(piece.squared_norm)
     if not (math.isfinite(norm) and 0.0 <= norm <= MAX_SQUARED_NORM):
         raise RemoteProtocolError(peer, "update states a squared norm that no delta has")
-
-
-def check_receipt(terms: Terms, receipt: Receipt, author: PeerId, manifest: Manifest, verifier: Verifier) -> None:
-    """Whether every piece has enough acks of other peers that are eligible in this round."""
-    counts = ack_counts(terms, receipt.acks, author, receipt.manifest, manifest, verifier)
-    if not enough_acks(terms, manifest, counts):
-        raise RemoteProtocolError(author, "the receipt lacks acks")
-
-
-def ack_counts(
-    terms: Terms,
-    acks: tuple[Signed, ...],
-    author: PeerId,
-    identity: Digest,
-    manifest: Manifest,
-    verifier: Verifier,
-) -> list[int]:
-    """Per piece, how many eligible others acknowledge it. Raises RemoteProtocolError for an ack that is not valid."""
-    counts = [0] * len(manifest.pieces)
-    seen: set[PeerId] = set()
-    for signed in acks:
-        ack = signed.body
-        if not isinstance(ack, Ack) or ack.manifest != identity or ack.run != manifest.run:
-            raise RemoteProtocolError(author, "the receipt has an ack of something else")
-        if (ack.epoch, ack.round) != (manifest.epoch, manifest.round):
-            raise RemoteProtocolError(author, "the receipt has an ack of another round")
-        if signed.peer in seen or signed.peer == author:
-            raise RemoteProtocolError(author, "the receipt has an acker twice, or its author")
-        check_signature(signed, verifier)
-        seen.add(signed.peer)
-        if signed.peer in terms.eligible:
-            for index in sorted(bits(ack.pieces, len(manifest.pieces))):
-                counts[index] += 1
-    return counts
-
-
-def enough_acks(terms: Terms, manifest: Manifest, counts: list[int]) -> bool:
-    """Whether every piece has the acks that its kind needs."""
-    return all(count >= acks_needed(terms, piece.kind) for piece, count in zip(manifest.pieces, counts, strict=True))
-
-
-def acks_needed(terms: Terms, kind: PieceKind) -> int:
-    """Acks of others for a piece of this kind."""
-    return terms.expert_acks if kind is PieceKind.EXPERT else terms.psi_acks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -276,13 +276,15 @@ def psi_squared_norm(manifest: Manifest) -> float:
 
 def _contributions(terms: Terms, items: tuple[Item, ...], accepted: dict[PeerId, int]) -> tuple[Contribution, ...]:
     protocol = terms.config.protocol
-    norms = {peer: math.sqrt(psi_squared_norm(items[place].manifest)) for peer, place in accepted.items()}
+    norms = {}
+    if protocol.robust == "clipped":
+        norms = {peer: math.sqrt(psi_squared_norm(items[place].manifest)) for peer, place in accepted.items()}
     limit = protocol.clip_ratio * _median(sorted(norms.values())) if norms else 0.0
     found = []
     for peer, place in sorted(accepted.items()):
         manifest = items[place].manifest
         weight = float(weight_tokens(terms, manifest)) if protocol.weighted_by_tokens else 1.0
-        clips = protocol.robust == "clipped" and norms[peer] > limit
+        clips = peer in norms and norms[peer] > limit
         found.append(
             Contribution(
                 peer=peer,

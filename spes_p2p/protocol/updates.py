@@ -2,105 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
-from spes_p2p.protocol.codec import bitmap, encode, receipt_hash, sign, statement_hash
+from spes_p2p.protocol.codec import bitmap, bits, encode, receipt_hash, sign, statement_hash
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.effects import CheckPiece, FetchBlob
-from spes_p2p.protocol.evidence import conflicting, named
-from spes_p2p.protocol.messages import Ack, Alive, Evidence, Manifest, Receipt, Ref, Refusal, Signed
+from spes_p2p.protocol.evidence import conflicting
+from spes_p2p.protocol.history import Held as Held
+from spes_p2p.protocol.history import History as History
+from spes_p2p.protocol.messages import Ack, AckMark, Alive, Claim, Evidence, Manifest, Receipt, Ref, Refusal, Signed
 from spes_p2p.protocol.norms import Yardstick
-from spes_p2p.protocol.params import LATE_ROUNDS, STATEMENT_ROUNDS
-from spes_p2p.protocol.state import ShardRow, shard_row_hash
-from spes_p2p.protocol.statements import (
-    Slot,
-    ack_counts,
-    check_receipt,
-    check_statement,
-    enough_acks,
-    slot_of,
-)
-from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind, RefKind, RefusalReason
-
-_PROOFS_KEPT = 64
-"""Proven equivocators that are remembered."""
+from spes_p2p.protocol.receipts import Tally, check_mark, check_receipt, mark_of
+from spes_p2p.protocol.statements import Slot, check_statement, slot_of
+from spes_p2p.protocol.wire import NO_DIGEST, PieceKind, RefKind, RefusalReason
 
 _MAX_EARLY_RECEIPTS = 64
 """Receipts of one sender kept until their manifests come."""
 
 _MAX_STRANGERS = 64
 """Joins of peers outside the roster that are kept in a round."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Held:
-    """A statement that is held, and what is known about it."""
-
-    signed: Signed
-    hash: Digest
-    held_at_ms: int
-    checks: dict[int, RefusalReason | None] = field(default_factory=dict)
-    """Per piece: why this peer refused it, or None if it is stored and fine."""
-    asked: set[int] = field(default_factory=set)
-    """Pieces that are being checked here, or were."""
-    spread: set[int] = field(default_factory=set)
-    """Expert pieces that are brought here without a check, by a peer that does not acknowledge."""
-    acked: frozenset[int] = frozenset()
-    acks: dict[PeerId, Signed] = field(default_factory=dict)
-    receipt: Receipt | None = None
-    receipt_held_at_ms: int = 0
-    refused_by: dict[PeerId, RefusalReason] = field(default_factory=dict)
-
-    @property
-    def manifest(self) -> Manifest | None:
-        """The manifest, if this is an update."""
-        return self.signed.body if isinstance(self.signed.body, Manifest) else None
-
-
-@dataclass(slots=True, kw_only=True)
-class History:
-    """What earlier rounds left: base rows of late updates, and the yardstick for norms."""
-
-    rows: dict[Digest, ShardRow] = field(default_factory=dict)
-    norms: Yardstick = field(default_factory=Yardstick)
-    row_ages: dict[Digest, int] = field(default_factory=dict)
-    proofs: dict[PeerId, Evidence] = field(default_factory=dict)
-    """Evidence seen, by accused: whoever was evicted for it is evicted again when it comes back."""
-    served: dict[Digest, int] = field(default_factory=dict)
-    """Statements that were served by a certificate -> its round."""
-
-    def keep_proof(self, evidence: Evidence) -> None:
-        """Remember a proof, up to a number."""
-        accused = named(evidence)
-        if accused in self.proofs or len(self.proofs) < _PROOFS_KEPT:
-            self.proofs[accused] = evidence
-
-    def note_served(self, statements: Iterable[Digest], round_number: int) -> None:
-        """These were items of the certificate of a round: a copy that comes again is no news."""
-        self.served = {key: number for key, number in self.served.items() if number >= round_number - STATEMENT_ROUNDS}
-        self.served.update(dict.fromkeys(statements, round_number))
-
-    def forget_served(self, after_round: int) -> None:
-        """Certificates of later rounds were abandoned."""
-        self.served = {key: number for key, number in self.served.items() if number <= after_round}
-
-    def remember(self, held: Held) -> None:
-        """Norms of an accepted update feed the bound of the next rounds."""
-        if held.manifest is not None:
-            self.norms = self.norms.extended([held.manifest])
-
-    def enter_rows(self, rows: tuple[ShardRow, ...], round_number: int) -> None:
-        """Rows of a new state; those that no late update can name any more are forgotten."""
-        for row in rows:
-            identity = shard_row_hash(row)
-            self.rows[identity] = row
-            self.row_ages[identity] = round_number
-        old = [identity for identity, age in self.row_ages.items() if age < round_number - LATE_ROUNDS]
-        for identity in old:
-            del self.rows[identity], self.row_ages[identity]
 
 
 class Updates:
@@ -118,8 +38,21 @@ class Updates:
         """Receipts by manifest that hold in another ballot of the round only."""
         self._early_receipts: dict[tuple[Digest, PeerId], Receipt] = {}
         """(manifest, sender) -> a receipt whose manifest has not come."""
+        self._current: dict[PeerId, Held] = {}
+        """Updates of this base round, by author."""
+        self._yardstick = Yardstick()
+        """Norms of those."""
+        self._in: set[PeerId] = set()
+        self._holders: dict[Digest, Held] = {}
+        """Blob -> the update that has it."""
+        self._num_strangers = 0
+        self._due_ms: int | None = None
+        """When the next piece may come within reach; never too late, perhaps too early."""
+        self._tallies: dict[Digest, Tally] = {}
+        """Acks of this peer's own updates."""
         self.half_at_ms: int | None = None
-        """Since when manifests of this round of at least half of the members are held."""
+        """Since when manifests of this round of at least half of the members are held, here or at honest voters."""
+        self._told_half: set[PeerId] = set()
 
     # --- statements --------------------------------------------------------------------------------------------------
 
@@ -143,23 +76,34 @@ class Updates:
         takes = before is None or self._replaces(before.signed, signed)
         if not takes and not context.is_wanted(ref):
             return False
-        if signed.peer not in context.terms.members and before is None and self._num_strangers() >= _MAX_STRANGERS:
-            return False
+        if signed.peer not in context.terms.member_set and before is None:
+            if self._num_strangers >= _MAX_STRANGERS:
+                return False
+            self._num_strangers += takes
         if takes:
             held.held_at_ms = before.held_at_ms if before else held.held_at_ms
             self.slots[slot] = held
+            if self._says_in(held):
+                self._in.add(signed.peer)
         self.by_hash[held.hash] = held
         if isinstance(signed.body, Evidence):
             self._history.keep_proof(signed.body)
         context.found(ref)
         if held.manifest is not None:
+            self._holders.update((piece.blob, held) for piece in held.manifest.pieces)
             if takes:
-                self._begin_update(held)
+                self._begin_update(held, held.manifest)
             self._take_early_receipts(held)
         return takes
 
-    def _num_strangers(self) -> int:
-        return sum(1 for _, peer, _ in self.slots if peer not in self._context.terms.members)
+    def _says_in(self, held: Held) -> bool:
+        """Whether it is its author's update of this round, or says that there is none; in round 1 its claim."""
+        body = held.signed.body
+        if self._context.terms.round == 1:
+            return isinstance(body, Claim)
+        if isinstance(body, Manifest):
+            return body.round == self._context.terms.round
+        return isinstance(body, Alive) and not body.more
 
     def _take_early_receipts(self, held: Held) -> None:
         for key in [key for key in self._early_receipts if key[0] == held.hash]:
@@ -180,54 +124,62 @@ class Updates:
         return after.body.round > before.body.round
 
     def accuse(self, first: Signed, second: Signed) -> None:
-        """Publish the proof that a peer signed two statements for one slot."""
-        context = self._context
-        if first.peer != context.me:
-            context.notify(f"a peer signed two {first.body.tag} statements for one slot", "warning")
-            self._publish_proof(first.peer, encode(first), encode(second))
+        """Publish the proof that a peer signed two statements for one slot, once."""
+        if first.peer != self._context.me and self._publish_proof(first.peer, encode(first), encode(second)):
+            self._context.notify(f"a peer signed two {first.body.tag} statements for one slot", "warning")
 
     def accuse_again(self) -> None:
         """Publish what is remembered of peers that are members again."""
         for accused, proof in sorted(self._history.proofs.items()):
             self._publish_proof(accused, proof.first, proof.second)
 
-    def _publish_proof(self, accused: PeerId, first: bytes, second: bytes) -> None:
+    def _publish_proof(self, accused: PeerId, first: bytes, second: bytes) -> bool:
+        """Whether the proof is news, and leaves."""
         context = self._context
         if not context.is_member or accused not in context.terms.members:
-            return
+            return False
         head = context.terms.head
         body = Evidence(head.run.run_id, head.epoch, context.terms.round, first, second)
         proof = context.sign_once(f"evidence/{accused.hex()}", body)
-        if self.add(proof):
-            context.send(context.terms.members, proof)
+        is_news = self.add(proof)
+        if is_news:
+            context.send(context.terms.audience, proof)
+        return is_news
 
-    def _begin_update(self, held: Held) -> None:
+    def _begin_update(self, held: Held, manifest: Manifest) -> None:
         context = self._context
         terms = context.terms
-        if self.half_at_ms is None and 2 * len(self.manifests()) >= len(terms.members):
+        if manifest.round == terms.round:
+            self._current[held.signed.peer] = held
+            self._yardstick = self._yardstick.extended([manifest])
+        if self.half_at_ms is None and 2 * len(self._current) >= len(terms.members):
             self.half_at_ms = context.now_ms
-            self.tick()  # some may have waited for this to be judged
+            self._reach()  # some may have waited for this to be judged
         if held.signed.peer == context.me:
             self._try_receipt(held)
         else:
             self._ask_pieces(held)
+            self._note_due(held)
+
+    def told_half(self, voter: PeerId) -> None:
+        """A voter says that half of the manifests are in; f + 1 of them are believed."""
+        terms = self._context.terms
+        if voter in terms.voter_set and self._context.me not in terms.audience:
+            self._told_half.add(voter)
+            if self.half_at_ms is None and len(self._told_half) > terms.num_faults:
+                self.half_at_ms = self._context.now_ms
 
     def manifests(self) -> list[Held]:
         """Updates of this base round that are held."""
-        return [
-            held
-            for (kind, _, base), held in self.slots.items()
-            if kind is ItemKind.UPDATE and base == self._context.terms.round
-        ]
+        return list(self._current.values())
 
     def is_in(self, peer: PeerId) -> bool:
         """Whether a manifest of this round, or `Alive{no more}`, of a peer is held; in round 1 its claim."""
-        if self._context.terms.round == 1:
-            return (ItemKind.CLAIM, peer, 0) in self.slots
-        if (ItemKind.UPDATE, peer, self._context.terms.round) in self.slots:
-            return True
-        alive = self.slots.get((ItemKind.ALIVE, peer, 0))
-        return alive is not None and isinstance(alive.signed.body, Alive) and not alive.signed.body.more
+        return peer in self._in
+
+    def are_in(self, peers: frozenset[PeerId]) -> bool:
+        """Whether all of these are in."""
+        return len(peers) <= len(self._in) and peers <= self._in
 
     # --- acknowledging others' updates -------------------------------------------------------------------------------
 
@@ -236,18 +188,20 @@ class Updates:
         context, manifest = self._context, held.manifest
         if manifest is None or held.receipt is not None or not context.is_member:
             return
+        author = context.terms.head.state.row(held.signed.peer)
+        if author is None or manifest.round <= author.base_round:
+            return  # its slot is served: this may be another manifest than the one that was acknowledged for it
         if self._beyond_bound(held, manifest):
             return
-        acking = context.me in context.terms.eligible
+        acking = context.me in context.terms.eligible_set
+        places = context.terms.places(context.me) if acking else ()
         patience = (context.now_ms - held.held_at_ms) // context.terms.config.protocol.resend_ms
         reach = context.terms.replicas + 1 + patience
         for index, piece in enumerate(manifest.pieces):
             if index in (held.asked if acking else held.spread):
                 continue
-            if piece.kind is PieceKind.PSI:
-                order = context.terms.aggregators[piece.index]
-                if not acking or order.index(context.me) >= reach:
-                    continue
+            if piece.kind is PieceKind.PSI and (not acking or places[piece.index] >= reach):
+                continue
             row = self._history.rows.get(piece.base_row)
             unknown = piece.kind is PieceKind.EXPERT and row is None and manifest.round < context.terms.round
             if acking and unknown:
@@ -280,16 +234,14 @@ class Updates:
         if past.psi and index is None:
             return False
         if self.half_at_ms is not None:
-            others = (other.manifest for other in self.manifests())
-            now = Yardstick().extended(other for other in others if other is not None)
-            index = now.absurd_piece(manifest, bound=protocol.norm_bound, most_steps=most_steps)
+            index = self._yardstick.absurd_piece(manifest, bound=protocol.norm_bound, most_steps=most_steps)
         elif context.now_ms < held.held_at_ms + protocol.train_grace_ms:
             return True  # those of the others will tell
         if index is None:
             return False
         if index not in held.asked:
             held.asked.update(range(len(manifest.pieces)))
-            if context.me in context.terms.eligible:
+            if context.me in context.terms.eligible_set:
                 self.piece_checked(held.hash, index, RefusalReason.NORM_BOUND)
         return True
 
@@ -309,6 +261,7 @@ class Updates:
         else:
             held.asked.discard(index)
             held.checks.pop(index)
+            self._note_due(held)
         self._send_ack(held)
 
     def _send_ack(self, held: Held) -> None:
@@ -341,18 +294,19 @@ class Updates:
         held = self.by_hash.get(ack.manifest) if isinstance(ack, Ack) else None
         if held is None or held.manifest is None or held.signed.peer != self._context.me:
             return
-        if signed.peer not in self._context.terms.eligible:
+        if signed.peer not in self._context.terms.eligible_set:
             return  # it was eligible in the round of the update, perhaps
-        # Raises for an ack that is not what it should be.
-        ack_counts(
-            self._context.terms,
-            (signed,),
-            self._context.me,
-            held.hash,
-            held.manifest,
-            self._context.verifier,
-        )
-        held.acks[signed.peer] = signed
+        mark = mark_of(signed)
+        before = held.acks.get(signed.peer)
+        if before == mark:
+            return
+        bits(mark.pieces, len(held.manifest.pieces))  # raises for what is no bitmap of them
+        check_mark(mark, self._context.me, held.hash, held.manifest, self._context.verifier)
+        if before is not None and _num_acked(mark) <= _num_acked(before):
+            return  # it was overtaken, or its author has restarted: an acker never takes a piece back
+        held.acks[signed.peer] = mark
+        if held.hash in self._tallies:
+            self._tallies[held.hash].add(mark)
         self._try_receipt(held)
 
     def _try_receipt(self, held: Held) -> None:
@@ -360,34 +314,38 @@ class Updates:
         context, manifest = self._context, held.manifest
         if manifest is None or held.receipt is not None:
             return
-        acks = tuple(held.acks[peer] for peer in sorted(held.acks))
-        counts = ack_counts(context.terms, acks, context.me, held.hash, manifest, context.verifier)
-        if enough_acks(context.terms, manifest, counts):
-            receipt = Receipt(held.hash, acks)
+        tally = self._tallies.get(held.hash)
+        if tally is None:
+            tally = self._tallies[held.hash] = Tally(context.terms, manifest, held.acks.values())
+        if tally.is_enough:
+            receipt = Receipt(manifest.round, held.hash, tally.fewest())
             self.add_receipt(receipt)
-            if acks:  # else it says nothing, and this peer alone needs it
-                context.send(context.terms.members, receipt)
+            if receipt.acks:  # else it says nothing, and this peer alone needs it
+                context.send(context.terms.audience, receipt)
 
     def add_receipt_or_keep(self, receipt: Receipt, sender: PeerId) -> None:
         """Like `add_receipt`; if its update is not here yet, ask for that and keep the receipt for then."""
         held = self.by_hash.get(receipt.manifest)
-        if held is not None and held.manifest is not None and self._is_spare(receipt, held, held.manifest):
-            self.spare_receipts[receipt.manifest] = receipt
-        elif held is not None:
-            self.add_receipt(receipt)
+        if held is not None:
+            try:
+                self.add_receipt(receipt)
+            except RemoteProtocolError:
+                if not self._is_spare(receipt, held):
+                    raise
+                self.spare_receipts[receipt.manifest] = receipt
         elif sum(1 for _, other in self._early_receipts if other == sender) < _MAX_EARLY_RECEIPTS:
             self._early_receipts[receipt.manifest, sender] = receipt
             self._context.want(Ref(RefKind.STATEMENT, receipt.manifest, NO_DIGEST), [sender])
 
-    def _is_spare(self, receipt: Receipt, held: Held, manifest: Manifest) -> bool:
-        """Whether a receipt would be one in another ballot of the round, which others may be in already: fewer are
-        eligible there. Raises RemoteProtocolError if an ack is wrong."""
-        terms = self._context.terms
-        if held.receipt is not None or len(terms.all_voters) < 2:
+    def _is_spare(self, receipt: Receipt, held: Held) -> bool:
+        """Whether a receipt may be one in another ballot of the round, where fewer are eligible: others may be in it
+        already. Raises RemoteProtocolError if an ack is wrong."""
+        terms, manifest = self._context.terms, held.manifest
+        if manifest is None or held.receipt is not None or len(terms.all_voters) < 2:
             return False
-        author = held.signed.peer
-        counts = ack_counts(terms, receipt.acks, author, held.hash, manifest, self._context.verifier)
-        return not enough_acks(terms, manifest, counts) and min(counts) > 0
+        for mark in receipt.acks:
+            check_mark(mark, held.signed.peer, receipt.manifest, manifest, self._context.verifier)
+        return Tally(terms, manifest, receipt.acks).is_everywhere
 
     def add_late_receipt(self, receipt: Receipt, sender: PeerId) -> None:
         """A receipt of an older round, if it still is one: its ackers may have left since."""
@@ -406,15 +364,17 @@ class Updates:
         held.refused_by = old.refused_by
         if manifest is not None:
             held.checks, held.asked, held.acked = old.checks, old.asked, old.acked
-            held.acks = {peer: ack for peer, ack in old.acks.items() if peer in context.terms.eligible}
+            held.acks = {peer: ack for peer, ack in old.acks.items() if peer in context.terms.eligible_set}
             context.held.update(manifest.pieces[i].blob for i, reason in old.checks.items() if reason is None)
             if old.signed.peer == context.me:
                 context.held.update(piece.blob for piece in manifest.pieces)
+                promises = context.updates_on(manifest.prev)
+                promises.persist(f"signed/manifest/{manifest.round}", encode(old.signed))
             if old.acked:
                 self._promise_slot(held)
             if old.receipt is not None and self._stands(old.receipt, old.signed.peer, manifest):
-                held.receipt, held.receipt_held_at_ms = old.receipt, context.now_ms
-                self.receipts[receipt_hash(old.receipt)] = old.receipt
+                held.take_receipt(old.receipt, receipt_hash(old.receipt), context.now_ms)
+                self.receipts[held.receipt_hash] = old.receipt
         self._insert(held)
 
     def _stands(self, receipt: Receipt, author: PeerId, manifest: Manifest) -> bool:
@@ -433,7 +393,7 @@ class Updates:
             if identity not in self.receipts and self._stands(receipt, held.signed.peer, held.manifest):
                 self.receipts[identity] = receipt
                 if held.receipt is None:
-                    held.receipt, held.receipt_held_at_ms = receipt, self._context.now_ms
+                    held.take_receipt(receipt, identity, self._context.now_ms)
 
     def add_receipt(self, receipt: Receipt) -> bool:
         """A receipt of an update that is held. Raises RemoteProtocolError. Returns whether it is new."""
@@ -449,9 +409,8 @@ class Updates:
         self.receipts[identity] = receipt
         context.found(ref)
         if held.receipt is None:
-            held.receipt = receipt
-            held.receipt_held_at_ms = context.now_ms
-            held.acks.update({ack.peer: ack for ack in receipt.acks})
+            held.take_receipt(receipt, identity, context.now_ms)
+            held.acks.update({mark.peer: mark for mark in receipt.acks})
         return True
 
     # --- for the rest of the machine ---------------------------------------------------------------------------------
@@ -462,7 +421,7 @@ class Updates:
         for held in self.slots.values():
             found.append((Ref(RefKind.STATEMENT, held.hash, NO_DIGEST), held.signed.peer, held.held_at_ms))
             if held.receipt is not None:
-                ref = Ref(RefKind.RECEIPT, receipt_hash(held.receipt), held.hash)
+                ref = Ref(RefKind.RECEIPT, held.receipt_hash, held.hash)
                 found.append((ref, held.signed.peer, held.receipt_held_at_ms))
         return found
 
@@ -475,27 +434,36 @@ class Updates:
             return held is None or held.receipt is None
         return False
 
-    def sources(self) -> dict[Digest, tuple[PeerId, ...]]:
+    def sources(self, blob: Digest) -> tuple[PeerId, ...]:
         """Who may have a piece: its author, then those who acknowledged the update."""
-        found: dict[Digest, tuple[PeerId, ...]] = {}
-        for held in self.by_hash.values():
-            if held.manifest is not None:
-                for piece in held.manifest.pieces:
-                    found[piece.blob] = (held.signed.peer, *sorted(held.acks))
-        return found
+        held = self._holders.get(blob)
+        return () if held is None else (held.signed.peer, *sorted(held.acks))
 
     def tick(self) -> None:
         """Reach further for pieces of updates that have no receipt yet."""
+        if self._due_ms is not None and self._context.now_ms >= self._due_ms:
+            self._reach()
+
+    def _reach(self) -> None:
+        self._due_ms = None
         for held in list(self.slots.values()):
-            if held.manifest is not None and held.signed.peer != self._context.me:
+            if held.manifest is not None and held.receipt is None and held.signed.peer != self._context.me:
                 self._ask_pieces(held)
+                self._note_due(held)
+
+    def _note_due(self, held: Held) -> None:
+        """Look at an update again when the next resend has passed since it came."""
+        if held.manifest is None or held.receipt is not None or len(held.asked) == len(held.manifest.pieces):
+            return
+        resend_ms = self._context.terms.config.protocol.resend_ms
+        due = held.held_at_ms + ((self._context.now_ms - held.held_at_ms) // resend_ms + 1) * resend_ms
+        self._due_ms = due if self._due_ms is None else min(self._due_ms, due)
 
     def deadline_ms(self) -> int | None:
         """When the next piece comes within reach."""
-        resend_ms = self._context.terms.config.protocol.resend_ms
-        waiting: Iterable[int] = (
-            held.held_at_ms + ((self._context.now_ms - held.held_at_ms) // resend_ms + 1) * resend_ms
-            for held in self.slots.values()
-            if held.manifest is not None and held.receipt is None and len(held.asked) < len(held.manifest.pieces)
-        )
-        return min(waiting, default=None)
+        return self._due_ms
+
+
+def _num_acked(mark: AckMark) -> int:
+    """Pieces that an ack names."""
+    return int.from_bytes(mark.pieces, "little").bit_count()

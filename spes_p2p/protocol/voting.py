@@ -17,7 +17,9 @@ A lock is released only by a proposal whose quorum certificate is of a later vie
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 
@@ -25,10 +27,10 @@ from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol.bodies import Bodies, KnownBody
 from spes_p2p.protocol.body import Certificate, base_of
-from spes_p2p.protocol.certificate import make_certificate, make_qc, verify_qc
-from spes_p2p.protocol.codec import body_hash, check_signature, decode, encode
+from spes_p2p.protocol.certificate import make_certificate, make_qc, verify_qc, votes_of_qc
+from spes_p2p.protocol.codec import body_hash, check_signature, decode_as, decode_signed, encode
 from spes_p2p.protocol.context import Context
-from spes_p2p.protocol.cuts import Cuts
+from spes_p2p.protocol.cuts import Cuts, KnownCut
 from spes_p2p.protocol.evidence import conflicting
 from spes_p2p.protocol.messages import (
     BodyMessage,
@@ -42,6 +44,7 @@ from spes_p2p.protocol.messages import (
 )
 from spes_p2p.protocol.params import MAX_VIEWS_AHEAD
 from spes_p2p.protocol.parts import Parts
+from spes_p2p.protocol.transition import Transition
 from spes_p2p.protocol.updates import Updates
 from spes_p2p.protocol.wire import NO_DIGEST, RefKind, Step
 
@@ -95,9 +98,8 @@ class Voting:
         entries = context.ballot.entries()
         for slot, data in entries.items():
             if slot.startswith("body/"):
-                message = decode(data)
-                if isinstance(message, BodyMessage):
-                    self._bodies.learn(message.body, message.merge_lists, ())
+                message = decode_as(BodyMessage, data)
+                self._bodies.learn(message.body, message.merge_lists, ())
         if "qc" in entries:
             self.qc = msgspec.msgpack.decode(entries["qc"], type=QuorumCertificate)
         if "lock" in entries:
@@ -110,11 +112,9 @@ class Voting:
                 self.began_at_ms[self.view] = context.now_ms
             else:
                 self.first = int(reached)
-        for slot in entries:
+        for slot, data in entries.items():
             if slot.startswith(("signed/vote/", "signed/wish/")):
-                signed = context.ballot.promised(slot.removeprefix("signed/"))
-                if signed is None:
-                    continue
+                signed = decode_signed(data)
                 context.send(context.terms.voters, signed)
                 if isinstance(signed.body, ViewChange):
                     self._wished = max(self._wished, signed.body.view)
@@ -125,7 +125,12 @@ class Voting:
             self.first = max(self.first, self._wished)
             slots = ("cut/{}", "proposal/{}", "vote/{}/0", "vote/{}/1")
             self._spoiled = any("signed/" + slot.format(self.first) in entries for slot in slots)
-        self._cuts.view = max(self.view, self.first)
+        self._cuts.view = self._here
+
+    @property
+    def _here(self) -> int:
+        """The open view, or the one before the first that is to begin."""
+        return self.view if self.view >= 0 else self.first - 1
 
     # --- views -------------------------------------------------------------------------------------------------------
 
@@ -189,10 +194,13 @@ class Voting:
     def add_wish(self, signed: Signed) -> None:
         """A voter asks for a view. Raises RemoteProtocolError."""
         body, context = signed.body, self._context
-        if not isinstance(body, ViewChange) or signed.peer not in context.terms.voters:
+        if not isinstance(body, ViewChange) or signed.peer not in context.terms.voter_set:
             raise RemoteProtocolError(signed.peer, "a view change of a peer that does not vote")
         before = self.wishes.get(signed.peer)
         if before is not None and isinstance(before.body, ViewChange) and before.body.view >= body.view:
+            if conflicting(before, signed):
+                check_signature(signed, context.verifier)
+                self._updates.accuse(before, signed)
             return
         check_signature(signed, context.verifier)
         if body.qc is not None:
@@ -216,11 +224,7 @@ class Voting:
             self._wish(asked[terms.num_faults])
             asked = self._asked_views()
         if len(asked) >= terms.quorum and asked[terms.quorum - 1] > self.view:
-            due = asked[terms.quorum - 1]
-            if self._context.is_voter and self._wished < due:
-                self._wish(due)
-            if self.view < due:
-                self.begin(due)
+            self.begin(asked[terms.quorum - 1])
 
     # --- quorum certificates -----------------------------------------------------------------------------------------
 
@@ -228,6 +232,7 @@ class Voting:
         """A quorum certificate of anybody; the body is asked for if it is not known. Raises RemoteProtocolError."""
         if self.qc is None or qc.view > self.qc.view:
             verify_qc(self._context.terms, qc, self._context.verifier)
+            self.compare(votes_of_qc(self._context.terms, qc))
             self.qc = qc
             self._context.ballot.persist("qc", encode(qc))
         if qc == self.qc and qc.body not in self._bodies.known:
@@ -242,8 +247,8 @@ class Voting:
         qc = self.qc if self.qc is not None and self.qc.body == known.hash else None
         terms = context.terms
         body = Proposal(head.run.run_id, head.epoch, terms.ballot_round, self.view, known.hash, qc, terms.branch)
-        signed = context.ballot.sign_once(f"proposal/{self.view}", body)
         context.ballot.persist(f"body/{known.hash.hex()}", encode(BodyMessage(known.body, known.merge_lists)))
+        signed = context.ballot.sign_once(f"proposal/{self.view}", body)
         message = ProposalMessage(signed, known.body, known.merge_lists)
         context.send(context.terms.voters, message)
         self.add_proposal(message, context.me)
@@ -256,15 +261,14 @@ class Voting:
             raise RemoteProtocolError(signed.peer, "a proposal by a peer that does not lead its view")
         if not context.in_ballot(body):
             raise RemoteProtocolError(signed.peer, "a proposal for another round")
-        if body.view > max(self.view, self.first) + MAX_VIEWS_AHEAD:
+        if body.view > self._here + MAX_VIEWS_AHEAD:
             return
         before = self.proposals.get(body.view)
-        if before == signed:
+        if before is not None and before.body == body:
             return
         check_signature(signed, context.verifier)
         if before is not None:
-            if conflicting(before, signed):
-                self._updates.accuse(before, signed)
+            self._updates.accuse(before, signed)
             return
         if body_hash(message.body) != body.body:
             raise RemoteProtocolError(sender, "a proposal with another body than it names")
@@ -284,12 +288,12 @@ class Voting:
     def add_vote(self, signed: Signed) -> None:
         """A vote of any voter. Raises RemoteProtocolError."""
         body, context = signed.body, self._context
-        if not isinstance(body, Vote) or signed.peer not in context.terms.voters:
+        if not isinstance(body, Vote) or signed.peer not in context.terms.voter_set:
             raise RemoteProtocolError(signed.peer, "a vote of a peer that does not vote")
         if body.step is Step.PRECOMMIT and body.held:
             # a certificate's signatures are over precommits that do not: this one would spoil it
             raise RemoteProtocolError(signed.peer, "a precommit that says held")
-        if body.view > max(self.view, self.first) + MAX_VIEWS_AHEAD:
+        if body.view > self._here + MAX_VIEWS_AHEAD:
             return
         votes = self.votes[body.step].setdefault(body.view, {})
         before = votes.get(signed.peer)
@@ -306,6 +310,14 @@ class Voting:
             if len(backers) > context.terms.num_faults:  # one of them is honest and has it
                 context.want(Ref(RefKind.BODY, body.body, NO_DIGEST), backers)
         self._revote()
+
+    def compare(self, votes: Iterable[Signed]) -> None:
+        """Votes that a verified quorum carries, with those that are held: two for one slot are evidence."""
+        for signed in votes:
+            vote = _vote(signed)
+            before = self.votes[vote.step].get(vote.view, {}).get(signed.peer)
+            if before is not None and conflicting(before, signed):
+                self._updates.accuse(before, signed)
 
     def votes_for(self, step: Step, view: int, body: Digest) -> dict[PeerId, Signed]:
         """Votes of one step and view for one body."""
@@ -340,13 +352,8 @@ class Voting:
 
     def _try_prevote(self) -> None:
         signed = self.proposals.get(self.view)
-        if signed is None or self._voted(Step.PREVOTE):
-            return
-        if self._context.ballot.promised(f"vote/{self.view}/{int(Step.PREVOTE)}") is not None:
-            self._cast(Step.PREVOTE, NO_DIGEST, held=False)  # sends what the journal holds
-            return
-        proposal = signed.body
-        if not isinstance(proposal, Proposal):
+        proposal = signed.body if signed is not None else None
+        if not isinstance(proposal, Proposal) or self._voted(Step.PREVOTE):
             return
         known = self._bodies.known[proposal.body]
         self._bodies.examine(known)
@@ -370,15 +377,15 @@ class Voting:
             released = proposal.qc is not None and proposal.qc.view >= self.lock.view
             if not released:
                 return f"locked on another body since view {self.lock.view}"
-        if not known.derived or not known.supported:
-            return None
         cut = self._bodies.cut_of(known)
-        if cut is None or cut.transition is None:
+        if not known.derived or not known.supported or cut is None or cut.transition is None:
             return None
         enough_hold = self.held_votes(self.view, known.hash) > context.terms.num_faults
         if not enough_hold and not (known.held and known.ranked):
             return None
-        agreed = self._parts.recheck(cut, self._bodies.kept(known), known.body.parts)
+        if proposal.qc is not None:
+            return ""  # locks must be served: what only this voter knows or has recomputed does not count any more
+        agreed = self._parts.recheck(cut.transition, self._bodies.kept(known), known.body.parts)
         if agreed is False:
             return "a recomputed part has another digest"
         patience = context.terms.config.protocol.view_timeout(self.view) // 2
@@ -386,15 +393,12 @@ class Voting:
             return None
         if agreed is None:
             context.notify("the recheck of a part did not end in time", "warning")
-        return "" if proposal.qc is not None else self._judge_locally(known)
+        return self._judge_locally(known, cut, cut.transition)
 
-    def _judge_locally(self, known: KnownBody) -> str | None:
+    def _judge_locally(self, known: KnownBody, cut: KnownCut, transition: Transition) -> str | None:
         """Local knowledge, for a proposal without a quorum certificate only."""
         context = self._context
         protocol = context.terms.config.protocol
-        cut = self._bodies.cut_of(known)
-        if cut is None or cut.transition is None:
-            return None
         first = self.view == self.first
         if first:
             before_ms = self.began_at_ms[self.view] - protocol.view_timeout(0)
@@ -404,10 +408,10 @@ class Voting:
         if missing:
             return f"the cut leaves out {missing[0]}"
         kept = self._bodies.kept(known)
-        if kept and cut.transition.contributions:
+        if kept and transition.contributions:
             budget = context.terms.transfer_budget_ms
             since_ms = cut.received_at_ms + budget // 2 if first else before_ms
-            if any(self._parts.agreed_before(cut.transition.updates_hash, part, since_ms) for part in sorted(kept)):
+            if any(self._parts.agreed_before(transition.updates_hash, part, since_ms) for part in sorted(kept)):
                 return "a part is kept although its digests agree"
             if first and context.now_ms < cut.received_at_ms + budget - protocol.view_timeout(0) // 2:
                 return None
@@ -439,15 +443,18 @@ class Voting:
             return
         self.lock = Lock(self.view, known.hash)
         ballot = self._context.ballot
-        ballot.persist("lock", f"{self.view} {known.hash.hex()}".encode())
+        # in this order: a torn write may not leave a lock that nothing this voter knows can serve or release
         ballot.persist("qc", encode(self.qc))
         ballot.persist(f"body/{known.hash.hex()}", encode(BodyMessage(known.body, known.merge_lists)))
+        ballot.persist("lock", f"{self.view} {known.hash.hex()}".encode())
         self._cast(Step.PRECOMMIT, known.hash, held=False)
 
     def decided(self) -> Certificate | None:
         """The certificate, once q voters precommitted one body in one view."""
         terms = self._context.terms
         for view, votes in sorted(self.votes[Step.PRECOMMIT].items()):
+            if len(votes) < terms.quorum:
+                continue
             for body in sorted({_vote(signed).body for signed in votes.values()} - {NO_DIGEST}):
                 chosen = self.votes_for(Step.PRECOMMIT, view, body)
                 known = self._bodies.known.get(body)
@@ -457,6 +464,4 @@ class Voting:
 
 
 def _vote(signed: Signed) -> Vote:
-    if not isinstance(signed.body, Vote):
-        raise RemoteProtocolError(signed.peer, "not a vote")
-    return signed.body
+    return cast(Vote, signed.body)  # nothing else is among the votes

@@ -2,11 +2,15 @@
 
 Certificates are opaque bytes here; who may append which is the protocol's business. The ledger itself holds one line: a
 final certificate is never replaced by another for the same epoch and round.
+
+Where a node skipped rounds there is a gap, with the waypoints that vouch for its far side. The tables of the state are
+kept for some certificates, so that neither a restart nor a joiner's question replays the whole chain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +21,7 @@ from spes_p2p.ids import Digest, RoundNumber
 from spes_p2p.storage.database import Database
 
 _KIND = 0x73706C31  # "spl1"
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE certificate (
     hash BLOB PRIMARY KEY, epoch INTEGER NOT NULL, round INTEGER NOT NULL, final INTEGER NOT NULL,
@@ -25,6 +29,12 @@ CREATE TABLE certificate (
 );
 CREATE INDEX certificate_place ON certificate (epoch, round);
 CREATE UNIQUE INDEX one_final ON certificate (epoch, round) WHERE final;
+CREATE TABLE tables (hash BLOB PRIMARY KEY, epoch INTEGER NOT NULL, round INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE INDEX tables_place ON tables (epoch, round);
+CREATE TABLE gap (
+    epoch INTEGER NOT NULL, from_round INTEGER NOT NULL, to_round INTEGER NOT NULL, place INTEGER NOT NULL,
+    waypoint BLOB NOT NULL, PRIMARY KEY (epoch, from_round, place)
+);
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE own_update (round INTEGER PRIMARY KEY, verdict TEXT NOT NULL, tokens INTEGER NOT NULL)
 """
@@ -59,6 +69,17 @@ class OwnUpdate:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Rounds that were skipped: those between `from_round` and `to_round`."""
+
+    epoch: int
+    from_round: RoundNumber
+    to_round: RoundNumber
+    waypoints: tuple[bytes, ...]
+    """Each vouches for the next; the last one is of `to_round`."""
+
+
 class Ledger:
     """Certificates in SQLite. Threads may share it, and other processes may read while a node writes.
 
@@ -68,31 +89,55 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self._database = Database(path, kind=_KIND, version=_VERSION, schema=_SCHEMA, remedy=_REMEDY)
 
-    def append(self, entry: LedgerEntry, *, meta: Mapping[str, bytes] = _NOTHING) -> bool:
-        """Add a certificate, and set `meta` in the same transaction. False if this body was there already: the
-        signatures that came first stay, `meta` is set all the same.
+    def append(self, entry: LedgerEntry, *, meta: Mapping[str, bytes] = _NOTHING, tables: bytes = b"") -> bool:
+        """Add a certificate, with the tables of its state (empty: not kept), and set `meta` in the same transaction.
+
+        False if this body was there already: the signatures that came first stay, `meta` is set all the same.
 
         Raises LocalProtocolError if it is final and the ledger holds another final one for that epoch and round.
         """
         with self._database.transaction() as connection:
-            known = connection.execute("SELECT 1 FROM certificate WHERE hash = ?", (entry.hash,)).fetchone()
-            if known is None:
-                place = (entry.epoch, entry.round)
-                other = connection.execute(
-                    "SELECT hash FROM certificate WHERE epoch = ? AND round = ? AND final", place
-                ).fetchone()
-                if entry.final and other is not None:
-                    raise LocalProtocolError(
-                        f"round {entry.round} (epoch {entry.epoch}) is already final as {other[0].hex()}, "
-                        f"it cannot become {entry.hash.hex()}"
-                    )
-                connection.execute(
-                    "INSERT INTO certificate (epoch, round, hash, body, certificate, attachments, final)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (*place, entry.hash, entry.body, entry.certificate, entry.attachments, entry.final),
-                )
+            is_new = _insert(connection, entry, tables)
             connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(meta.items()))
-        return known is None
+        return is_new
+
+    def extend(self, entries: Sequence[tuple[LedgerEntry, bytes]]) -> None:
+        """Add certificates with their tables (empty: not kept), all or none of them. Raises like `append`."""
+        with self._database.transaction() as connection:
+            for entry, tables in entries:
+                _insert(connection, entry, tables)
+
+    def skip(self, gap: Gap, entry: LedgerEntry, tables: bytes) -> None:
+        """Add the certificate on the far side of a gap, and what vouches for it. Raises like `append`."""
+        with self._database.transaction() as connection:
+            _insert(connection, entry, tables)
+            connection.executemany(
+                "INSERT OR REPLACE INTO gap VALUES (?, ?, ?, ?, ?)",
+                [
+                    (gap.epoch, gap.from_round, gap.to_round, place, waypoint)
+                    for place, waypoint in enumerate(gap.waypoints)
+                ],
+            )
+
+    def gaps(self) -> tuple[Gap, ...]:
+        """All gaps, the oldest first."""
+        rows = self._database.query(
+            "SELECT epoch, from_round, to_round, waypoint FROM gap ORDER BY epoch, from_round, place"
+        )
+        found: dict[tuple[int, int, int], list[bytes]] = {}
+        for epoch, from_round, to_round, waypoint in rows:
+            found.setdefault((epoch, from_round, to_round), []).append(waypoint)
+        return tuple(
+            Gap(epoch=epoch, from_round=RoundNumber(first), to_round=RoundNumber(last), waypoints=tuple(waypoints))
+            for (epoch, first, last), waypoints in found.items()
+        )
+
+    def tables_before(self, round_number: int) -> tuple[Digest, bytes] | None:
+        """(certificate hash, tables) of the newest certificate up to that round whose tables were kept."""
+        rows = self._database.query(
+            "SELECT hash, data FROM tables WHERE round <= ? ORDER BY epoch DESC, round DESC LIMIT 1", (round_number,)
+        )
+        return (Digest(rows[0][0]), bytes(rows[0][1])) if rows else None
 
     def by_round(self, round_number: RoundNumber) -> LedgerEntry | None:
         """The final certificate of a round, of the newest epoch that has one."""
@@ -165,6 +210,27 @@ class Ledger:
     def _one(self, statement: str, parameters: tuple[object, ...]) -> LedgerEntry | None:
         rows = self._database.query(statement, parameters)
         return _entry(rows[0]) if rows else None
+
+
+def _insert(connection: sqlite3.Connection, entry: LedgerEntry, tables: bytes) -> bool:
+    """Whether the certificate is new here. Raises LocalProtocolError if another final one is in its place."""
+    place = (entry.epoch, entry.round)
+    if connection.execute("SELECT 1 FROM certificate WHERE hash = ?", (entry.hash,)).fetchone() is not None:
+        return False
+    other = connection.execute("SELECT hash FROM certificate WHERE epoch = ? AND round = ? AND final", place).fetchone()
+    if entry.final and other is not None:
+        raise LocalProtocolError(
+            f"round {entry.round} (epoch {entry.epoch}) is already final as {other[0].hex()}, "
+            f"it cannot become {entry.hash.hex()}"
+        )
+    connection.execute(
+        "INSERT INTO certificate (epoch, round, hash, body, certificate, attachments, final)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (*place, entry.hash, entry.body, entry.certificate, entry.attachments, entry.final),
+    )
+    if tables:
+        connection.execute("INSERT OR REPLACE INTO tables VALUES (?, ?, ?, ?)", (entry.hash, *place, tables))
+    return True
 
 
 def _entry(row: tuple[Any, ...]) -> LedgerEntry:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from spes_p2p.crypto import Identity
+from spes_p2p.ports import Signer
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.codec import body_hash, cut_hash, decode, encode, pack_float, sign
 from spes_p2p.protocol.messages import CutMessage, Message, ProposalMessage, Signed
@@ -27,7 +27,7 @@ _SPARED = {"run": 0.9, "round": 0.6, "epoch": 0.6}
 """Field -> how often it is left alone: a message of another run or round is refused before it is looked at."""
 
 
-def tamper(me: Identity, rate: float, random: random.Random) -> Callable[[fx.Send], bytes]:
+def tamper(me: Signer, rate: float, random: random.Random) -> Callable[[fx.Send], bytes]:
     """For `SimPeer.tampers`: changes a share `rate` of what `me` sends, each time once or twice."""
 
     def tampered(send: fx.Send) -> bytes:
@@ -41,7 +41,7 @@ def tamper(me: Identity, rate: float, random: random.Random) -> Callable[[fx.Sen
     return tampered
 
 
-def _changed_message(message: Message, me: Identity, random: random.Random) -> Message:
+def _changed_message(message: Message, me: Signer, random: random.Random) -> Message:
     """The message with a change somewhere; what bears the signature of `me` is signed again."""
     match message:
         case Signed() if message.peer == me.peer_id:
@@ -56,7 +56,7 @@ def _changed_message(message: Message, me: Identity, random: random.Random) -> M
             return changed(message, random)
 
 
-def _changed_proposal(message: ProposalMessage, me: Identity, random: random.Random) -> ProposalMessage:
+def _changed_proposal(message: ProposalMessage, me: Signer, random: random.Random) -> ProposalMessage:
     """Mostly another body under a proposal that names it, else another proposal of the same body."""
     body, proposal = message.body, message.proposal.body
     if random.random() < 0.7:

@@ -13,20 +13,36 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from spes_p2p.client.demo.config import write_toml
 from spes_p2p.client.demo.processes import Child, Leftovers, child_environment
+from spes_p2p.client.demo.texts import deal_texts
 from spes_p2p.config import RunConfig
+from spes_p2p.crypto import peer_from_text
 from spes_p2p.errors import LocalStateError, SpesError, UnreachableError
+from spes_p2p.ids import Digest, RoundNumber
 from spes_p2p.node.control_client import read_snapshot
-from spes_p2p.node.history import RoundRecord, read_history
+from spes_p2p.node.files import LEDGER_FILE
+from spes_p2p.node.history import RoundRecord, read_history, read_manifest, replay, sizes_of_nothing
 from spes_p2p.node.snapshot import NodeSnapshot
+from spes_p2p.node.stored import LAST_ROUND
+from spes_p2p.protocol.head import genesis_head
+from spes_p2p.storage.ledger import Ledger
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 _POLL_S = 0.2
+_FINE_POLL_S = 0.02
 _END_S = 20.0
+_NOTE_EVERY_S = 1.0
+_ORPHANS_S = 5.0
+"""How long the kernel and a closed pipe may take to end the children of a killed node."""
+
+Finals = dict[tuple[int, int], Digest]
+"""(epoch, round) -> hash of the final certificate."""
 
 
 def quick_config(**protocol: object) -> RunConfig:
@@ -64,10 +80,16 @@ def quick_config(**protocol: object) -> RunConfig:
 class LiveSwarm:
     """The processes of one swarm, by name."""
 
+    ports_are_local = True
+    """Whether a port of a peer is one of this machine as the test sees it."""
+
     def __init__(self, folder: Path, config: RunConfig) -> None:
         self.folder = folder
         self.config = config
         self.children: dict[str, Child] = {}
+        self.texts: dict[str, Path] = {}
+        self._frozen: set[str] = set()
+        self._noted_s = 0.0
         self.leftovers = Leftovers()
         self.link = ""
         self.address = ""
@@ -104,10 +126,20 @@ class LiveSwarm:
             json.loads(self.output("identity", "show", "--json", "--data-dir", str(self.data_dir(name))))["peer"]
         )
 
+    def found(self, names: Sequence[str], text_bytes: int = 100_000) -> None:
+        """Deal out texts, start a bootstrap node, create a run of these founders and start them all."""
+        texts = {name: self.folder / "text" / name for name in names}
+        deal_texts(list(texts.values()), text_bytes)
+        self.start_bootstrap()
+        self.create_run(names, texts[names[0]])
+        for name in names:
+            self.join(name, texts[name])
+
     def start_bootstrap(self) -> None:
         """`spes-p2p bootstrap`."""
-        arguments = ["bootstrap", "--json", "--listen", LISTEN, "--data-dir", str(self.folder / "bootstrap")]
-        child = Child("bootstrap", arguments, self.folder / "bootstrap.log")
+        listen, folder = self.listen_address("bootstrap"), self.folder / "bootstrap"
+        arguments = ["bootstrap", "--json", "--listen", listen, "--data-dir", str(folder)]
+        child = Child("bootstrap", arguments, self.folder / "bootstrap.log", self.within("bootstrap"))
         self.children["bootstrap"] = child
 
         def ready() -> bool:
@@ -130,31 +162,81 @@ class LiveSwarm:
         )  # fmt: skip
 
     def join(self, name: str, text: Path, *more: str) -> Child:
-        """`spes-p2p join` as a process."""
-        arguments = [
-            "--debug",
-            "join",
-            self.link,
-            "--headless",
-            "--gpu",
-            "none",
-            "--listen",
-            LISTEN,
-            "--data",
-            str(text),
-        ]
+        """`spes-p2p join` as a process. The output of an earlier start of the same peer is put beside the new one."""
+        arguments = ["--debug", "join", self.link, "--headless", "--gpu", "none", "--listen", self.listen_address(name)]
         log = self.folder / f"{name}.log"
-        child = Child(name, [*arguments, "--data-dir", str(self.data_dir(name)), *more], log)
+        if log.exists():
+            log.rename(self.folder / f"{name}.{len(list(self.folder.glob(f'{name}.*.log'))) + 1}.log")
+        child = Child(
+            name,
+            [*arguments, "--data", str(text), "--data-dir", str(self.data_dir(name)), *more],
+            log,
+            self.within(name),
+        )
+        self.texts[name] = text
         self.children[name] = child
         return child
 
-    def kill(self, name: str) -> None:
-        """SIGKILL a peer and wait for its end. Its sockets' folder stays until a later start sweeps it."""
-        child, held = self.children[name], Leftovers()
-        held.note([child])
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait_or_kill(time.monotonic() + _END_S)
+    def restart(self, name: str) -> Child:
+        """Start a peer again that has ended, on its folder and with its text."""
+        return self.join(name, self.texts[name])
+
+    def listen_address(self, name: str) -> str:
+        """Where a peer listens."""
+        return LISTEN
+
+    def within(self, name: str) -> tuple[str, ...]:
+        """The command that a peer's process is started with; empty: none."""
+        return ()
+
+    # --- what befalls it ---------------------------------------------------------------------------------------------
+
+    def kill(self, *names: str) -> None:
+        """SIGKILL peers at once and wait for their end. Their sockets' folders stay until a later start sweeps them.
+
+        Raises SpesError if a process that they had started is still there after that.
+        """
+        held = Leftovers()
+        held.note([self.children[name] for name in names])
+        for name in names:
+            os.kill(self.children[name].pid, signal.SIGKILL)
+        for name in names:
+            self.children[name].wait_or_kill(time.monotonic() + _END_S)
         self.leftovers.socket_files -= held.socket_files
+        self._frozen -= set(names)
+        self.wait(lambda: not self.orphans(), _ORPHANS_S, f"end of what {', '.join(names)} had started")
+
+    def stop(self, name: str) -> None:
+        """SIGTERM a peer and wait for its end."""
+        self.children[name].ask_to_end()
+        self.children[name].wait_or_kill(time.monotonic() + _END_S)
+
+    def freeze(self, name: str) -> None:
+        """SIGSTOP a peer and all its processes, as a machine that sleeps."""
+        self._frozen.add(name)
+        for process in self._family(name):
+            process.suspend()
+
+    def thaw(self, name: str) -> None:
+        """SIGCONT."""
+        self._frozen.discard(name)
+        for process in reversed(self._family(name)):
+            process.resume()
+
+    def _family(self, name: str) -> list[psutil.Process]:
+        process = psutil.Process(self.children[name].pid)
+        return [process, *process.children(recursive=True)]
+
+    def orphans(self) -> list[str]:
+        """Processes of this swarm that descend from none of its running peers."""
+        running = {child.pid for child in self.children.values() if child.exit_code() is None}
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                is_ours = process.environ().get("SPES_HOME") == str(self.folder)
+                if is_ours and not running & {process.pid, *(parent.pid for parent in process.parents())}:
+                    found.append(f"{process.pid} ({process.name()})")
+        return found
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -174,16 +256,78 @@ class LiveSwarm:
         """The rounds in a node's ledger."""
         return read_history(self.data_dir(name))
 
-    def wait(self, condition: Callable[[], bool], limit_s: float, what: str) -> None:
+    def finals(self, name: str) -> Finals:
+        """Hashes of the final certificates on a peer's disk, whether it runs or not."""
+        path = self.data_dir(name) / LEDGER_FILE
+        if not path.exists():
+            return {}
+        ledger = Ledger(path)
+        try:
+            return {(entry.epoch, entry.round): entry.hash for entry in ledger.range(RoundNumber(0), LAST_ROUND)}
+        finally:
+            ledger.close()
+
+    def accepted_bases(self, name: str, peer: str) -> dict[int, int]:
+        """Round of a certificate -> base round of the newest update of `peer` that it accepted, by a peer's ledger."""
+        signed = read_manifest(self.data_dir(name))
+        if signed is None:
+            return {}
+        ledger = Ledger(self.data_dir(name) / LEDGER_FILE)
+        try:
+            found: dict[int, int] = {}
+            chain = replay(ledger, genesis_head(signed.manifest, sizes_of_nothing(signed.manifest)))
+            for before, _, after in chain:
+                rows = [head.state.row(peer_from_text(peer)) for head in (before, after)]
+                base, base_before = (row.base_round if row is not None else 0 for row in reversed(rows))
+                if base > base_before:
+                    found[after.round] = base
+            return found
+        finally:
+            ledger.close()
+
+    def said(self, name: str) -> str:
+        """Everything that a peer has printed, in all its starts."""
+        logs = [*self.folder.glob(f"{name}.*.log"), self.folder / f"{name}.log"]
+        return "".join(log.read_text(errors="replace") for log in logs if log.exists())
+
+    def wait(self, condition: Callable[[], bool], limit_s: float, what: str, poll_s: float = _POLL_S) -> None:
         """Look until the condition holds. Raises SpesError after the limit, with the ends of all logs."""
         until_s = time.monotonic() + limit_s
         pause = threading.Event()
         while not condition():
-            self.leftovers.note(self.children.values())
+            self._note()
             if time.monotonic() > until_s:
                 ends = "\n".join(f"{name}: {child.last_line()}" for name, child in self.children.items())
                 raise SpesError(f"no {what} within {limit_s} s\n{ends}")
-            pause.wait(_POLL_S)
+            pause.wait(poll_s)
+
+    def _note(self) -> None:
+        """Remember what the processes hold, now and then: looking at all sockets takes a tenth of a second."""
+        if time.monotonic() - self._noted_s >= _NOTE_EVERY_S:
+            self.leftovers.note(self.children.values())
+            self._noted_s = time.monotonic()
+
+    def wait_phase(self, name: str, phases: Sequence[str], limit_s: float) -> bool:
+        """Until a peer is in one of these phases. False if it was not within the limit: phases may be short."""
+        until_s, found = time.monotonic() + limit_s, False
+
+        def reached() -> bool:
+            nonlocal found
+            snapshot = self.look(name)
+            found = snapshot is not None and snapshot.round.phase in phases
+            return found or time.monotonic() >= until_s
+
+        self.wait(reached, 2 * limit_s, f"phase {', '.join(phases)} of {name}", _FINE_POLL_S)
+        return found
+
+    def wait_member(self, name: str, number: int, limit_s: float) -> None:
+        """Until a peer is a member that has adopted that round."""
+
+        def reached() -> bool:
+            snapshot = self.look(name)
+            return snapshot is not None and snapshot.member and snapshot.certified_round >= number
+
+        self.wait(reached, limit_s, f"membership of {name} in round {number}")
 
     def wait_round(self, number: int, names: Sequence[str], limit_s: float) -> None:
         """Until all of them report that round as certified."""
@@ -192,11 +336,16 @@ class LiveSwarm:
     def end(self) -> None:
         """End everything and look for what is left. Raises SpesError that names it."""
         self.leftovers.note(self.children.values())
+        for name in tuple(self._frozen):
+            with suppress(psutil.NoSuchProcess):
+                self.thaw(name)
         for child in self.children.values():
             child.ask_to_end()
         until_s = time.monotonic() + _END_S
         for child in self.children.values():
             child.wait_or_kill(until_s)
+        if not self.ports_are_local:
+            self.leftovers.ports.clear()
         self.leftovers.check_gone()
 
 

@@ -14,7 +14,8 @@ from random import Random
 from spes_p2p.digests import CHUNK_BYTES, blob_id_of_chunks, num_chunks
 from spes_p2p.errors import BlobError, RemoteProtocolError, TransportError
 from spes_p2p.ids import Digest, PeerId
-from spes_p2p.ports import BlobStore, MessageHandler, PartialBlob
+from spes_p2p.network.wire import MAX_ANSWER_BYTES, MAX_ANSWER_FRAMES, MAX_QUESTION_BYTES
+from spes_p2p.ports import BlobStore, MessageHandler, PartialBlob, QuestionHandler
 
 MAX_MESSAGE_BYTES = 4 << 20
 
@@ -94,6 +95,7 @@ class MemoryTransport:
         self._peer_id = peer_id
         self._blobs = blobs
         self._handler: MessageHandler | None = None
+        self._question_handler: QuestionHandler | None = None
         self._is_open = True
         self._bytes_sent = 0
         self._bytes_received = 0
@@ -118,6 +120,21 @@ class MemoryTransport:
         other = await self._reach(peer)
         await other._accept(self._peer_id, bytes(data))
         self._bytes_sent += len(data)
+
+    def set_question_handler(self, handler: QuestionHandler) -> None:
+        """Who answers questions."""
+        self._question_handler = handler
+
+    async def ask(self, peer: PeerId, question: bytes) -> tuple[bytes, ...]:
+        """The frames of a peer's answer. Raises TransportError if it is lost, refused, or a side is closed,
+        RemoteProtocolError if the answer is beyond the limits."""
+        other = await self._reach(peer)
+        frames = await other._answer(self._peer_id, bytes(question))
+        await self._reach(peer)
+        if len(frames) > MAX_ANSWER_FRAMES or sum(map(len, frames)) > MAX_ANSWER_BYTES:
+            raise RemoteProtocolError(peer, "an answer beyond the limits")
+        self._bytes_received += sum(map(len, frames))
+        return frames
 
     async def fetch(self, blob: Digest, sources: Sequence[PeerId], max_bytes: int | None = None) -> None:
         """Bring a blob of at most `max_bytes` into the local store from the first source that serves it rightly.
@@ -163,6 +180,16 @@ class MemoryTransport:
             await self._handler(sender, data)
         except RemoteProtocolError as error:
             raise TransportError(f"peer {self._peer_id.hex()[:8]} refused the message: {error.reason}") from error
+
+    async def _answer(self, asker: PeerId, question: bytes) -> tuple[bytes, ...]:
+        if self._question_handler is None or len(question) > MAX_QUESTION_BYTES:
+            raise TransportError(f"peer {self._peer_id.hex()[:8]} does not answer")
+        try:
+            frames = tuple(await self._question_handler(asker, question))
+        except RemoteProtocolError as error:
+            raise TransportError(f"peer {self._peer_id.hex()[:8]} does not answer: refused") from error
+        self._bytes_sent += sum(map(len, frames))
+        return frames
 
     async def _fetch_from(self, source: PeerId, blob: Digest, max_bytes: int | None) -> None:
         other = await self._reach(source)

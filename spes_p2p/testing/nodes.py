@@ -25,8 +25,9 @@ from spes_p2p.node.clock import MonotonicClock
 from spes_p2p.node.create import create_run
 from spes_p2p.node.driver import Driver, Tools
 from spes_p2p.node.files import BLOBS_FOLDER, IDENTITY_FILE, MANIFEST_FILE, TRAINER_FOLDER
-from spes_p2p.node.history import LAST_ROUND, read_manifest
+from spes_p2p.node.history import read_manifest
 from spes_p2p.node.resume import drop_damaged
+from spes_p2p.node.stored import LAST_ROUND
 from spes_p2p.node.trainer_service import TrainerService
 from spes_p2p.node.worker_messages import (
     ExportHandover,

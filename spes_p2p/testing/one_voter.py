@@ -36,13 +36,22 @@ from spes_p2p.testing.protocol_cases import body_of, cut_of, vote_of
 
 
 class OneVoter:
-    """The round after `head` as the last leader in order sees it: it leads none of the first n - 1 views."""
+    """The round after `head` as the last leader in order sees it, who leads none of the first n - 1 views; or as `me`
+    does, who may be no voter at all."""
 
-    def __init__(self, head: Head, peers: Sequence[Identity], journal: Mapping[str, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        head: Head,
+        peers: Sequence[Identity],
+        journal: Mapping[str, bytes] | None = None,
+        *,
+        me: Identity | None = None,
+    ) -> None:
         self.head, self.terms = head, Terms(head)
         by_id = {peer.peer_id: peer for peer in peers}
         self.leaders = [by_id[peer] for peer in self.terms.leaders]
-        self.me, self.others = self.leaders[-1], self.leaders[:-1]
+        self.me = me or self.leaders[-1]
+        self.others = [peer for peer in self.leaders if peer != self.me]
         self.journal: dict[str, bytes] = dict(journal or {})
         self.sent: list[tuple[PeerId, Message]] = []
         self.effects: list[fx.Effect] = []

@@ -24,6 +24,7 @@ from spes_p2p.protocol.codec import (
 from spes_p2p.protocol.head import Head, Terms, genesis_head, next_head, psi_digest
 from spes_p2p.protocol.messages import Ack, Alive, Claim, Join, Manifest, Piece, Receipt, Signed, Vote
 from spes_p2p.protocol.params import PieceSizes
+from spes_p2p.protocol.receipts import mark_of
 from spes_p2p.protocol.roster import invite_payload
 from spes_p2p.protocol.state import shard_row_hash
 from spes_p2p.protocol.statements import STATEMENT_TYPES, Item, item_sort_key, kind_of
@@ -143,7 +144,7 @@ def receipt_of(update: Signed, ackers: Sequence[Identity]) -> Receipt:
     if not isinstance(manifest, Manifest):
         raise TypeError("not an update")
     acks = [ack_of(update, acker) for acker in sorted(ackers, key=lambda a: a.peer_id) if acker.peer_id != update.peer]
-    return Receipt(statement_hash(update), tuple(acks))
+    return Receipt(manifest.round, statement_hash(update), tuple(mark_of(ack) for ack in acks))
 
 
 # --- cuts and certificates -------------------------------------------------------------------------------------------

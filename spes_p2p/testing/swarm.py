@@ -1,44 +1,52 @@
 """Round machines over virtual time: the very machines of the node, with work that costs time and no tensors.
 
-Deterministic for a seed. Messages take a random latency and may be lost; blobs are names with holders. It serves the
-tests of the protocol core; the network, the store and the trainer are real elsewhere.
+Deterministic for a seed. Messages take a random latency, may be lost, doubled or kept from passing; blobs are names
+with holders, and take time by size and line; disks lose what was not synced. It serves the tests of the protocol core
+and `spes-p2p simulate`; the network, the store and the trainer are real elsewhere. Its parts are in `testing/sim/`.
 
-What must hold is checked as it happens (`InvariantError` names the seed): one body per round, each extends the last, no
-honest peer signs two values for one slot, restarts included, and no machine asks to be called again at once.
+What must hold is checked as it happens (`sim/invariants.py`): an `InvariantError` names the seed.
 """
 
 from __future__ import annotations
 
-import heapq
-import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
 
 from spes_p2p.config import RunConfig
 from spes_p2p.crypto import Identity, verify
 from spes_p2p.digests import digest
-from spes_p2p.errors import RemoteProtocolError, SpesError
-from spes_p2p.ids import Digest, PeerId
+from spes_p2p.errors import RemoteProtocolError
+from spes_p2p.ids import PeerId
 from spes_p2p.protocol import effects as fx
-from spes_p2p.protocol.body import BlobShare, Certificate, base_of
-from spes_p2p.protocol.codec import body_hash, decode, encode, pack_float
-from spes_p2p.protocol.evidence import ExclusiveSlot, conflicting, exclusive_slot
+from spes_p2p.protocol.codec import encode
 from spes_p2p.protocol.head import Head, genesis_head
-from spes_p2p.protocol.messages import CutMessage, Message, Piece, ProposalMessage, RunManifest, Signed
+from spes_p2p.protocol.messages import RunManifest
 from spes_p2p.protocol.params import PieceSizes
 from spes_p2p.protocol.roster import invite_payload
 from spes_p2p.protocol.round import RoundMachine, Wishes
-from spes_p2p.protocol.state import shard_row_hash
-from spes_p2p.protocol.wire import PieceKind, RefusalReason
+from spes_p2p.protocol.state import RosterRow, State
+from spes_p2p.testing.signing import FastSigner, verify_fast
+from spes_p2p.testing.sim.blobs import Blobs, state_blobs
+from spes_p2p.testing.sim.clockwork import Clockwork
+from spes_p2p.testing.sim.disk import Point, entries_of, torn, written_first
+from spes_p2p.testing.sim.invariants import InvariantError, Monitor
+from spes_p2p.testing.sim.peer import Line, SimPeer
+from spes_p2p.testing.sim.trace import Trace
+from spes_p2p.testing.sim.work import Work
+
+__all__ = ["InvariantError", "Line", "SimPeer", "Swarm", "identity_of", "make_manifest", "verify_either"]
 
 
-class InvariantError(SpesError):
-    """Something happened in a simulated swarm that must never happen."""
-
-
+@functools.lru_cache(maxsize=4096)
 def identity_of(name: str) -> Identity:
     """A key that depends on the name alone."""
     return Identity.from_seed(digest("testing key", name.encode()))
+
+
+def verify_either(peer: PeerId, tag: str, payload: bytes, signature: bytes) -> bool:
+    """Whether a signature is a `FastSigner`'s or a real one: tests may sign by hand with `identity_of`."""
+    return verify_fast(peer, tag, payload, signature) or verify(peer, tag, payload, signature)
 
 
 def make_manifest(config: RunConfig, founders: list[PeerId], num_parts: int, invite: Identity) -> RunManifest:
@@ -57,78 +65,40 @@ def make_manifest(config: RunConfig, founders: list[PeerId], num_parts: int, inv
     )
 
 
-@dataclass(slots=True, kw_only=True)
-class Line:
-    """How a peer is connected and how fast it works."""
+class Swarm(Clockwork):
+    """A simulated swarm. `founders`: names; `members`: names of more that are in the roster from the beginning.
 
-    latency_ms: tuple[int, int] = (1, 20)
-    loss: float = 0.0
-    train_ms: int = 8_000
-    work_ms: int = 20
-    transfer_ms: int = 50
+    Time and what is due are `Clockwork`'s.
+    """
 
-
-@dataclass(slots=True)
-class SimPeer:
-    """One peer: its machine, its disk, its line."""
-
-    name: str
-    identity: Identity
-    machine: RoundMachine
-    line: Line
-    alive: bool = True
-    left: bool = False
-    journal: dict[str, bytes] = field(default_factory=dict)
-    blobs: set[Digest] = field(default_factory=set)
-    certificates: list[Certificate] = field(default_factory=list)
-    heads: list[Head] = field(default_factory=list)
-    training: tuple[int, int] | None = None
-    """(round, begun at)."""
-    trains_on: Head | None = None
-    """What the training began from."""
-    notes: list[tuple[int, str, str]] = field(default_factory=list)
-    timer_ms: int | None = None
-    life: int = 0
-    aggregates: Callable[[Digest], Digest] = lambda value: value
-    """A liar changes the digest."""
-    tampers: Callable[[fx.Send], bytes | None] | None = None
-    """A liar changes the bytes on their way out, or swallows them (None). Its signatures are not watched."""
-    refuses: RefusalReason | None = None
-    """What others find when they check this peer's pieces."""
-    hangs: bool = False
-    """Its trainer never answers."""
-    takes_over: bool = True
-    """Whether it fetches what leavers hand over."""
-    withholds: bool = False
-    """Serves no blob."""
-
-    @property
-    def peer_id(self) -> PeerId:
-        """Raw public key."""
-        return self.identity.peer_id
-
-
-class Swarm:
-    """A simulated swarm. `founders`: names."""
-
-    def __init__(self, config: RunConfig, founders: list[str], *, seed: int, num_parts: int = 4) -> None:
+    def __init__(
+        self, config: RunConfig, founders: list[str], *, seed: int, num_parts: int = 4, members: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(seed)
         self.config = config
-        self.random = random.Random(seed)
-        self.now_ms = 0
         self.peers: dict[PeerId, SimPeer] = {}
-        self.invite = identity_of("invite")
-        self._heap: list[tuple[int, int, Callable[[], None]]] = []
-        self._count = 0
+        self.twins: dict[PeerId, SimPeer] = {}
+        """Second processes with the same key."""
+        self.sees_twin: Callable[[PeerId, PeerId], bool] = lambda other, key: False
+        """(peer, key) -> whether it talks with the second process of that key, not the first."""
+        self.invite = FastSigner(identity_of("invite").peer_id)
         self.key_holders: set[PeerId] = set()
         """Who holds the run's recovery key, from its next start on: it is the first founder's."""
         self.blocked: Callable[[PeerId, PeerId], bool] = lambda sender, receiver: False
+        self.barriers: dict[str, Callable[[PeerId, PeerId], bool]] = {}
+        """More reasons for which (sender, receiver) cannot pass, by name."""
+        self.route: Callable[[SimPeer, fx.Send], PeerId | None] = lambda sender, send: send.to
+        """The key in `peers` of who gets a message; None: it is lost. For twins, and schedules that look inside."""
         self.problems: list[str] = []
         """Messages that a machine refused."""
         self.messages = 0
-        self.seed = seed
-        self._bodies: dict[tuple[int, int], Digest] = {}
-        self._signed: dict[tuple[PeerId, ExclusiveSlot], Signed] = {}
-        self._trace = digest("trace")
+        self.bytes_sent = 0
+        self.log_lines = Trace(self)
+        self.monitor = Monitor(self)
+        self.blobs = Blobs(self)
+        self.work = Work(self)
+        self.crashed: Callable[[SimPeer, Point], None] = lambda peer, point: None
+        """Called after a crash at a journal point."""
         sizes = PieceSizes(
             expert_blob_bytes=100_000,
             psi_piece_bytes=10_000,
@@ -136,124 +106,170 @@ class Swarm:
             num_parts=num_parts,
             num_shards=config.num_shards,
         )
-        identities = [identity_of(name) for name in founders]
-        manifest = make_manifest(config, [i.peer_id for i in identities], num_parts, self.invite)
-        self.genesis = genesis_head(manifest, sizes)
-        for name in founders:
+        ids = [identity_of(name).peer_id for name in founders]
+        self.genesis = genesis_head(make_manifest(config, ids, num_parts, identity_of("invite")), sizes)
+        self.genesis = _with_members(self.genesis, members)
+        for name in (*founders, *members):
             self.add(name)
 
     # --- peers -------------------------------------------------------------------------------------------------------
 
     def add(
-        self, name: str, *, capacity: int = 2, line: Line | None = None, knows: list[PeerId] | None = None
+        self,
+        name: str,
+        *,
+        capacity: int = 2,
+        line: Line | None = None,
+        knows: list[PeerId] | None = None,
+        clock_rate: float = 1.0,
     ) -> SimPeer:
         """A peer enters with the genesis head."""
-        identity = identity_of(name)
-        peer = SimPeer(name, identity, self._machine(identity, self.genesis, capacity, {}), line or Line())
-        peer.blobs |= {*self.genesis.parts, *(s.blob for row in self.genesis.state.shards for s in row.blobs)}
-        peer.heads.append(self.genesis)
-        self.peers[identity.peer_id] = peer
-        self._start(peer)
-        self.at(0, lambda: self.give(peer, fx.StateReady(round=1)))
+        peer = self._make(name, capacity, line or Line(), clock_rate)
+        self.peers[peer.peer_id] = peer
+        self._enter(peer)
         if knows:
-            self.give(peer, fx.PeersKnown(peers=tuple(knows)))
+            self.later(peer, 0, fx.PeersKnown(peers=tuple(knows)))
         return peer
+
+    def add_twin(self, peer: SimPeer) -> SimPeer:
+        """A second process with the key of a peer, and a disk of its own; `sees_twin` says who talks with which."""
+        twin = self._make(peer.name, peer.capacity, peer.line, peer.clock_rate)
+        peer.byzantine = twin.byzantine = True
+        self.twins[peer.peer_id] = twin
+        self._enter(twin)
+        return twin
+
+    def _make(self, name: str, capacity: int, line: Line, clock_rate: float) -> SimPeer:
+        signer = FastSigner(identity_of(name).peer_id)
+        machine = self._machine(signer, self.genesis, capacity, {}, int(self.now_ms * clock_rate))
+        peer = SimPeer(name, signer, machine, line, capacity=capacity, clock_rate=clock_rate)
+        peer.blobs |= set(state_blobs(self.genesis))
+        peer.heads.append(self.genesis)
+        return peer
+
+    def _enter(self, peer: SimPeer) -> None:
+        self.after(peer, 0, lambda: self.run_batch(peer, peer.machine.start(peer.local_ms(self.now_ms))))
+        self.later(peer, 0, fx.StateReady(round=1))
 
     def _machine(
         self,
-        identity: Identity,
+        signer: FastSigner,
         head: Head,
         capacity: int,
         journal: dict[str, bytes],
+        now_ms: int,
         stop: int | None = None,
     ) -> RoundMachine:
-        payload = invite_payload(self.genesis.run.run_id, identity.peer_id)
+        payload = invite_payload(self.genesis.run.run_id, signer.peer_id)
         wishes = Wishes(
             capacity=capacity,
-            private_seed=digest("private", identity.peer_id),
+            private_seed=digest("private", signer.peer_id),
             invite_signature=self.invite.sign("invite", payload),
             stop_after_round=stop,
-            recovery=identity if identity.peer_id in self.key_holders else None,
+            recovery=signer if signer.peer_id in self.key_holders else None,
         )
-        return RoundMachine(head, identity, verify, wishes, now_ms=self.now_ms, journal=journal)
-
-    def _start(self, peer: SimPeer) -> None:
-        self._run(peer, peer.machine.start(self.now_ms))
-
-    def kill(self, peer: SimPeer) -> None:
-        """SIGKILL: everything in memory is gone, the disk stays."""
-        peer.alive = False
-        peer.life += 1
-        peer.training = None
-
-    def restart(self, peer: SimPeer, capacity: int = 2, *, stop_after_round: int | None = None) -> None:
-        """Start again from the disk."""
-        peer.alive = True
-        peer.life += 1
-        head = peer.heads[-1]
-        peer.training = None
-        peer.machine = self._machine(peer.identity, head, capacity, dict(peer.journal), stop_after_round)
-        self._start(peer)
-        self.later(peer, peer.line.work_ms, fx.StateReady(round=head.round + 1, head=head.hash))
+        return RoundMachine(head, signer, verify_either, wishes, now_ms=now_ms, journal=journal)
 
     def named(self, name: str) -> SimPeer:
         """The peer of that name."""
         return self.peers[identity_of(name).peer_id]
+
+    def instances(self, peer: PeerId) -> Iterator[SimPeer]:
+        """The process of a key, and its twin if there is one."""
+        if peer in self.peers:
+            yield self.peers[peer]
+        if peer in self.twins:
+            yield self.twins[peer]
+
+    def process_for(self, other: PeerId, key: PeerId) -> SimPeer | None:
+        """The process that a peer talks with when it names a key."""
+        if key in self.twins and self.sees_twin(other, key):
+            return self.twins[key]
+        return self.peers.get(key)
+
+    # --- life and death ----------------------------------------------------------------------------------------------
+
+    def kill(self, peer: SimPeer) -> None:
+        """SIGKILL: everything in memory is gone, the disk stays."""
+        peer.alive = peer.frozen = False
+        peer.life += 1
+        peer.training = peer.timer_ms = None
+        peer.waiting.clear()
+        peer.fetching.clear()
+        peer.uplink_free_ms = peer.downlink_free_ms = self.now_ms
+        self.log(peer, "is killed")
+
+    def restart(self, peer: SimPeer, capacity: int | None = None, *, stop_after_round: int | None = None) -> None:
+        """Start again from the disk."""
+        if peer.alive:
+            self.kill(peer)
+        peer.alive = True
+        peer.life += 1
+        peer.capacity = 2 if capacity is None else capacity
+        head, now_ms = peer.heads[-1], peer.local_ms(self.now_ms)
+        signer = FastSigner(peer.peer_id)
+        peer.machine = self._machine(signer, head, peer.capacity, dict(peer.journal), now_ms, stop_after_round)
+        self.log(peer, f"starts again in round {head.round + 1}")
+        self.monitor.restarted(peer)
+        self.run_batch(peer, peer.machine.start(now_ms))
+        life = peer.life
+        self.at(peer.line.work_ms, lambda: self.work.load(peer, head) if peer.life == life else None)
+
+    def crash_at(self, peer: SimPeer, point: int, *, down_ms: int | None = None) -> None:
+        """Crash when a peer comes to its journal point of that number (from 1; `peer.num_points` are behind it)."""
+        peer.crash_points[point] = down_ms
+
+    def freeze(self, peer: SimPeer) -> None:
+        """SIGSTOP."""
+        if peer.alive and not peer.frozen:
+            peer.frozen = True
+            self.log(peer, "is frozen")
+
+    def thaw(self, peer: SimPeer) -> None:
+        """SIGCONT: everything that waited comes at once."""
+        if not peer.frozen:
+            return
+        peer.frozen = False
+        self.log(peer, "is thawed")
+        waiting, life = list(peer.waiting), peer.life
+        peer.waiting.clear()
+        for action in waiting:
+            if peer.life == life:
+                action()
 
     # --- what must hold ----------------------------------------------------------------------------------------------
 
     @property
     def trace(self) -> str:
         """Hash of everything that was sent and adopted, with its time."""
-        return self._trace.hex()
+        return self.monitor.trace_hash.hex()
 
-    def _broken(self, what: str) -> InvariantError:
-        return InvariantError(f"seed {self.seed}, at {self.now_ms} ms: {what}")
-
-    def _check_adoption(self, peer: SimPeer, head: Head, certificate: Certificate) -> None:
-        self._trace = digest("trace", self._trace, self.now_ms, peer.peer_id, head.hash)
-        before = peer.heads[-1]
-        if base_of(certificate.body) != before.hash or head.round != before.round + 1:
-            raise self._broken(f"{peer.name} adopted round {head.round} on top of another chain")
-        if not head.is_final:
-            return
-        first = self._bodies.setdefault((head.epoch, before.height), head.hash)
-        if first != head.hash:
-            raise self._broken(f"{peer.name} adopted a second final body of height {before.height}")
-        if certificate.body.prev != before.last_final.hash:
-            raise self._broken(f"{peer.name} adopted round {head.round} past its last final certificate")
-
-    def _check_signed(self, peer: SimPeer, data: bytes) -> None:
-        """No honest peer ever signs two values for one slot."""
-        for signed in _signed_in(decode(data)):
-            slot = exclusive_slot(signed)
-            if slot is None or signed.peer != peer.peer_id:
-                continue
-            before = self._signed.setdefault((signed.peer, slot), signed)
-            if conflicting(before, signed):
-                raise self._broken(f"{peer.name} signed two values for {slot}")
+    def log(self, peer: SimPeer | None, text: str) -> None:
+        """Something for the readable trace."""
+        self.log_lines.add(peer, text)
 
     # --- time --------------------------------------------------------------------------------------------------------
 
-    def at(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """Do something later."""
-        self._count += 1
-        heapq.heappush(self._heap, (self.now_ms + delay_ms, self._count, action))
-
     def later(self, peer: SimPeer, delay_ms: int, event: fx.Input) -> None:
         """Give a peer an input later, if it is still the same process."""
-        life = peer.life
-        self.at(delay_ms, lambda: self.give(peer, event) if peer.life == life else None)
+        self.after(peer, delay_ms, lambda: self.give(peer, event))
 
-    def run(self, until: Callable[[], bool], limit_ms: int) -> bool:
-        """Let time pass until a condition holds; False if the limit came first."""
-        end = self.now_ms + limit_ms
-        while not until():
-            if not self._heap or self._heap[0][0] > end:
-                return False
-            self.now_ms, _, action = heapq.heappop(self._heap)
+    def after(self, peer: SimPeer, delay_ms: int, action: Callable[[], None]) -> None:
+        """Do something for a peer later, if it is still the same process; a frozen one does it when thawed."""
+        life = peer.life
+
+        def due() -> None:
+            if peer.life == life:
+                self.when_thawed(peer, action)
+
+        self.at(delay_ms, due)
+
+    def when_thawed(self, peer: SimPeer, action: Callable[[], None]) -> None:
+        """Do something for a peer now, or as soon as it runs again."""
+        if peer.frozen:
+            peer.waiting.append(action)
+        elif peer.alive:
             action()
-        return True
 
     def run_to_round(self, number: int, limit_ms: int, peers: list[SimPeer] | None = None) -> bool:
         """Until these peers (default: all that live) have adopted that round."""
@@ -270,25 +286,68 @@ class Swarm:
         """One input for one machine."""
         if not peer.alive:
             return
+        if peer.frozen:
+            peer.waiting.append(lambda: self.give(peer, event))
+            return
+        now_ms = peer.local_ms(self.now_ms)
+        self.monitor.before(peer)
         try:
-            effects = peer.machine.handle(event, self.now_ms)
+            effects = peer.machine.handle(event, now_ms)
         except RemoteProtocolError as error:
             self.problems.append(f"{self.now_ms} {peer.name}: {error.reason}")
+            self.log(peer, f"refuses: {error.reason}")
             event = fx.Tick()
-            effects = peer.machine.handle(event, self.now_ms)
+            effects = peer.machine.handle(event, now_ms)
         due = peer.machine.deadline_ms()
-        if isinstance(event, fx.Tick) and due is not None and due <= self.now_ms:
-            raise self._broken(f"{peer.name} wants to be called again at once, for ever")
-        self._run(peer, effects)
+        if isinstance(event, fx.Tick) and due is not None and due <= now_ms:
+            raise self.monitor.broken(f"{peer.name} wants to be called again at once, for ever")
+        self.run_batch(peer, effects)
 
-    def _run(self, peer: SimPeer, effects: list[fx.Effect]) -> None:
+    def run_batch(self, peer: SimPeer, effects: list[fx.Effect]) -> None:
+        """Execute the effects of one input as `sim/disk.py` says; a crash on the way ends it."""
+        life, entries = peer.life, entries_of(effects)
+        if entries:
+            if not written_first(effects):
+                raise self.monitor.broken(f"S2: {peer.name} sends before it has journalled what it sends")
+            if self._crashes(peer, Point.BEFORE_WRITE):
+                return
+            if self._crashes(peer, Point.UNSYNCED):
+                peer.journal.update(torn(entries, self.random))
+                return
+            peer.journal.update(entries)
+            if self._crashes(peer, Point.SYNCED):
+                return
         for effect in effects:
+            if isinstance(effect, fx.Adopt) and self._crashes(peer, Point.BEFORE_ADOPT):
+                return
             self._execute(peer, effect)
+            if peer.life != life:
+                return
+            if isinstance(effect, fx.Send) and self._crashes(peer, Point.SENT):
+                return
+            if isinstance(effect, fx.Adopt) and self._crashes(peer, Point.ADOPTED):
+                return
         self._set_timer(peer)
+
+    def _crashes(self, peer: SimPeer, point: Point) -> bool:
+        peer.num_points += 1
+        if peer.num_points not in peer.crash_points:
+            return False
+        down_ms = peer.crash_points.pop(peer.num_points)
+        self.log(peer, f"crashes at journal point {peer.num_points}: {point.value}")
+        self.kill(peer)
+        self.crashed(peer, point)
+        if down_ms is not None:
+            life = peer.life
+            self.at(down_ms, lambda: self.restart(peer, peer.capacity) if peer.life == life else None)
+        return True
 
     def _set_timer(self, peer: SimPeer) -> None:
         due = peer.machine.deadline_ms()
-        if due is None or (peer.timer_ms is not None and self.now_ms < peer.timer_ms <= due):
+        if due is None:
+            return
+        due = peer.global_ms(due)
+        if peer.timer_ms is not None and self.now_ms < peer.timer_ms <= due:
             return
         peer.timer_ms = max(due, self.now_ms + 1)
         life, at = peer.life, peer.timer_ms
@@ -301,187 +360,68 @@ class Swarm:
         self.at(peer.timer_ms - self.now_ms, ring)
 
     def _execute(self, peer: SimPeer, effect: fx.Effect) -> None:
-        line = peer.line
         match effect:
             case fx.Persist():
-                peer.journal.update(effect.entries)
+                pass  # all of a batch are durable by now
             case fx.Send():
                 self._send(peer, effect)
-            case fx.Train():
-                peer.training = (effect.round, self.now_ms)
-                peer.trains_on = peer.machine.head
-                life = peer.life
-                base = peer.machine.head
-                self.at(
-                    line.train_ms,
-                    lambda: self._trained(peer, effect.round) if peer.life == life and peer.trains_on is base else None,
-                )
-            case fx.StopTraining():
-                self._trained(peer, effect.round)
-            case fx.CheckPiece():
-                reason = self.peers[effect.author].refuses
-                event = fx.PieceChecked(manifest=effect.manifest, piece=effect.piece_index, reason=reason)
-                if self._transfer(peer, effect.piece.blob, effect.sources):
-                    self.later(peer, line.transfer_ms, event)
-                else:
-                    missing = fx.PieceChecked(
-                        manifest=effect.manifest, piece=effect.piece_index, reason=RefusalReason.MISSING
-                    )
-                    self.later(peer, 10 * line.transfer_ms, missing)
-            case fx.FetchBlob():
-                if self._transfer(peer, effect.blob, effect.sources):
-                    self.later(peer, line.transfer_ms, fx.BlobHeld(blob=effect.blob))
-            case fx.Aggregate():
-                self._aggregate(peer, effect)
-            case fx.RankExperts():
-                lists = _lists(effect.shards)
-                self.later(peer, line.work_ms, fx.Ranked(cut=effect.cut, merge_lists=lists))
-            case fx.CheckRanking():
-                problem = None if _lists(effect.shards) == effect.merge_lists else "another ranking"
-                self.later(peer, line.work_ms, fx.RankingChecked(body=effect.body, problem=problem))
             case fx.Adopt():
-                self._adopt(peer, effect)
+                self.monitor.adopted(peer, effect.head, effect.certificate)
+                self.work.adopt(peer, effect)
             case fx.GoBack():
-                self._go_back(peer, effect)
+                self.work.go_back(peer, effect)
             case fx.Serve():
                 self._serve(peer, effect)
             case fx.Left():
+                self.log(peer, "has left")
                 peer.left = True
-            case fx.Notify():
-                peer.notes.append((self.now_ms, effect.level, effect.text))
+            case _:
+                self.work.execute(peer, effect)
+
+    # --- the network -------------------------------------------------------------------------------------------------
+
+    def is_blocked(self, sender: PeerId, receiver: PeerId) -> bool:
+        """Whether nothing passes from one to the other."""
+        return self.blocked(sender, receiver) or any(cut(sender, receiver) for cut in self.barriers.values())
 
     def _send(self, peer: SimPeer, send: fx.Send) -> None:
         self.messages += 1
-        self._trace = digest("trace", self._trace, self.now_ms, peer.peer_id, send.to, send.data)
+        self.bytes_sent += len(send.data)
+        peer.messages_sent += 1
+        peer.bytes_sent += len(send.data)
         data: bytes | None = send.data
         if peer.tampers is not None:
             data = peer.tampers(send)
-        else:
-            self._check_signed(peer, send.data)
+        self.monitor.sent(peer, send)
         if data is not None:
             self._deliver(peer, fx.Send(ticket=send.ticket, to=send.to, data=data))
 
     def _deliver(self, peer: SimPeer, send: fx.Send) -> None:
-        target = self.peers.get(send.to)
-        low, high = peer.line.latency_ms
-        delay = self.random.randint(low, high)
-        if target is None or self.random.random() < peer.line.loss or self.blocked(peer.peer_id, send.to):
-            return
+        line = peer.line
+        low, high = line.latency_ms
+        delay = self.random.randint(low, high) + line.bytes_ms(len(send.data))
+        lost = self.random.random() < line.loss
+        key = self.route(peer, send)
+        if line.duplication and key is not None and self.random.random() < line.duplication:
+            self._carry(peer, send, key, delay + self.random.randint(low, high))
+        lost = lost or key not in self.peers or self.is_blocked(peer.peer_id, send.to)
+        self.log_lines.sent(peer, send, lost=lost)
+        if key is not None and not lost:
+            self._carry(peer, send, key, delay)
+
+    def _carry(self, peer: SimPeer, send: fx.Send, key: PeerId, delay_ms: int) -> None:
+        """A message on its way: it arrives once the receiver runs, and only then is it confirmed."""
         life = peer.life
+        target = self.process_for(peer.peer_id, send.to) if key == send.to else self.peers.get(key)
+        if target is None:
+            return
 
         def arrive() -> None:
-            if target.alive:
-                self.give(target, fx.Received(sender=peer.peer_id, data=send.data))
-                if peer.life == life:
-                    self.at(delay, lambda: self.give(peer, fx.Delivered(ticket=send.ticket)))
+            self.give(target, fx.Received(sender=peer.peer_id, data=send.data))
+            if peer.life == life:
+                self.later(peer, delay_ms, fx.Delivered(ticket=send.ticket))
 
-        self.at(delay, arrive)
-
-    def _trained(self, peer: SimPeer, round_number: int) -> None:
-        if peer.training is None or peer.training[0] != round_number or peer.hangs:
-            return
-        begun, head = peer.training[1], peer.trains_on
-        peer.training = None
-        if head is None:
-            return
-        steps = max(1, head.inner_steps * min(self.now_ms - begun, peer.line.train_ms) // peer.line.train_ms)
-        pieces = []
-        for part, value in enumerate(head.parts):
-            blob = digest("delta", peer.peer_id, head.hash, part)
-            pieces.append(Piece(PieceKind.PSI, part, blob, 10, 0, value, pack_float(1.0)))
-        for shard in head.state.shards_of(peer.peer_id):
-            blob = digest("expert", peer.peer_id, head.hash, shard)
-            base = shard_row_hash(head.state.shards[shard])
-            pieces.append(Piece(PieceKind.EXPERT, shard, blob, 10, 0, base, pack_float(1.0)))
-        peer.blobs |= {piece.blob for piece in pieces}
-        tokens = steps * self.config.training.batch_tokens
-        event = fx.Trained(
-            round=round_number,
-            tokens=tokens,
-            steps=steps,
-            loss_micronats=2_000_000,
-            pieces=tuple(pieces),
-            base=head.hash,
-        )
-        self.later(peer, peer.line.work_ms, event)
-
-    def _transfer(self, peer: SimPeer, blob: Digest, sources: tuple[PeerId, ...]) -> bool:
-        for source in sources:
-            other = self.peers.get(source)
-            if other is None or not other.alive or other.withholds or blob not in other.blobs:
-                continue
-            if not self.blocked(source, peer.peer_id):
-                peer.blobs.add(blob)
-                return True
-        return blob in peer.blobs
-
-    def _aggregate(self, peer: SimPeer, effect: fx.Aggregate) -> None:
-        for contribution in effect.contributions:
-            blob = contribution.pieces[effect.part].blob
-            if not self._transfer(peer, blob, effect.sources.get(blob, ())):
-                self._aggregate_later(peer, effect)
-                return
-        names = [digest("c", c.peer, c.manifest, int(c.weight * 4)) for c in effect.contributions]
-        value = digest("result", effect.part, effect.previous, *names)
-        value = peer.aggregates(value)
-        if not effect.recheck:
-            peer.blobs.add(value)
-        event = fx.Aggregated(updates=effect.updates, part=effect.part, digest=value, recheck=effect.recheck)
-        self.later(peer, peer.line.work_ms, event)
-
-    def _aggregate_later(self, peer: SimPeer, effect: fx.Aggregate) -> None:
-        """Try again while the round is open: a piece could not be had."""
-        life, round_number = peer.life, peer.machine.head.round
-
-        def again() -> None:
-            if peer.life == life and peer.machine.head.round == round_number:
-                self._aggregate(peer, effect)
-
-        self.at(10 * peer.line.transfer_ms, again)
-
-    def _adopt(self, peer: SimPeer, effect: fx.Adopt) -> None:
-        self._leave_branch(peer, effect.abandoned)
-        self._check_adoption(peer, effect.head, effect.certificate)
-        peer.certificates.append(effect.certificate)
-        peer.heads.append(effect.head)
-        prefix = f"{effect.head.epoch:06d}/{effect.head.height:010d}/"
-        peer.journal = {key: data for key, data in peer.journal.items() if key >= prefix}
-        if peer.training is not None:
-            self._trained(peer, peer.training[0])
-        wanted = {*effect.head.parts, *(s.blob for row in effect.head.state.shards for s in row.blobs)}
-        self._load(peer, effect.head, sorted(wanted - peer.blobs), effect.holders)
-        for leaver, blob, _ in effect.handovers:
-            if (
-                leaver != peer.peer_id
-                and peer.takes_over
-                and any(peer.peer_id in effect.head.state.owners(shard) for shard in range(self.config.num_shards))
-            ):
-                event = fx.HandoverTaken(leaver=leaver, round=effect.head.round, handover=blob)
-                self.later(peer, peer.line.transfer_ms, event)
-
-    def _leave_branch(self, peer: SimPeer, abandoned: tuple[Digest, ...]) -> None:
-        """Forget tentative certificates that are no longer behind the tip."""
-        peer.heads = [head for head in peer.heads if head.hash not in abandoned]
-        peer.certificates = [c for c in peer.certificates if body_hash(c.body) not in abandoned]
-
-    def _go_back(self, peer: SimPeer, effect: fx.GoBack) -> None:
-        self._leave_branch(peer, effect.abandoned)
-        if peer.heads[-1] is not effect.head:
-            raise self._broken(f"{peer.name} went back to a certificate that it does not have")
-        if peer.training is not None:
-            self._trained(peer, peer.training[0])
-        wanted = {*effect.head.parts, *(s.blob for row in effect.head.state.shards for s in row.blobs)}
-        self._load(peer, effect.head, sorted(wanted - peer.blobs), effect.holders)
-
-    def _load(self, peer: SimPeer, head: Head, wanted: list[Digest], holders: tuple[PeerId, ...]) -> None:
-        """Fetch what a state lacks, again and again until it is all here or a newer state took over."""
-        sources = (*holders, *sorted(self.peers))
-        missing = [blob for blob in wanted if not self._transfer(peer, blob, sources)]
-        life = peer.life
-        if not missing:
-            self.later(peer, peer.line.transfer_ms, fx.StateReady(round=head.round + 1, head=head.hash))
-        elif peer.heads[-1] is head:
-            self.at(500, lambda: self._load(peer, head, missing, holders) if peer.life == life else None)
+        self.at(delay_ms + target.line.bytes_ms(len(send.data)), lambda: self.when_thawed(target, arrive))
 
     def _serve(self, peer: SimPeer, effect: fx.Serve) -> None:
         for certificate in peer.certificates:
@@ -489,17 +429,8 @@ class Swarm:
                 self._send(peer, fx.Send(ticket=0, to=effect.to, data=encode(certificate)))
 
 
-def _signed_in(message: Message) -> tuple[Signed, ...]:
-    match message:
-        case Signed():
-            return (message,)
-        case CutMessage():
-            return (message.announcement,)
-        case ProposalMessage():
-            return (message.proposal,)
-        case _:
-            return ()
-
-
-def _lists(shards: tuple[tuple[BlobShare, ...], ...]) -> bytes:
-    return digest("lists", *(share.blob for blobs in shards for share in blobs))
+def _with_members(head: Head, names: tuple[str, ...]) -> Head:
+    """A genesis head whose roster has more members than a manifest may list founders."""
+    more = [RosterRow(identity_of(name).peer_id, 0, 0, 0, 0, None) for name in names]
+    roster = tuple(sorted((*head.state.roster, *more), key=lambda row: row.peer))
+    return dataclasses.replace(head, state=State(roster, head.state.leases, head.state.shards))

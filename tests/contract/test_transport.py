@@ -258,3 +258,65 @@ async def test_counters_count_the_payload_on_both_sides(swarm: Swarm) -> None:
         await a.transport.fetch(BLOB, [b.transport.peer_id])
         assert a.transport.bytes_received() >= len(DATA)
         assert b.transport.bytes_sent() >= len(DATA)
+
+
+async def test_a_question_is_answered_with_all_frames_in_order(swarm: Swarm) -> None:
+    async with swarm(2) as (a, b):
+        asked: list[tuple[PeerId, bytes]] = []
+
+        async def answer(asker: PeerId, question: bytes) -> Sequence[bytes]:
+            asked.append((asker, question))
+            return [b"", b"certificate", bytes(1 << 20)] if question == b"chain" else []
+
+        b.transport.set_question_handler(answer)
+        assert await a.transport.ask(b.transport.peer_id, b"chain") == (b"", b"certificate", bytes(1 << 20))
+        assert await a.transport.ask(b.transport.peer_id, b"") == ()
+        assert asked == [(a.transport.peer_id, b"chain"), (a.transport.peer_id, b"")]
+
+
+async def test_who_has_no_answers_or_refuses_is_a_transport_error(swarm: Swarm) -> None:
+    async with swarm(2) as (a, b):
+        with pytest.raises(TransportError):
+            await a.transport.ask(b.transport.peer_id, b"tip")
+
+        async def answer(asker: PeerId, question: bytes) -> Sequence[bytes]:
+            if question == b"hostile":
+                raise RemoteProtocolError(asker, "malformed")
+            return [question]
+
+        b.transport.set_question_handler(answer)
+        with pytest.raises(TransportError):
+            await a.transport.ask(b.transport.peer_id, b"hostile")
+        assert await a.transport.ask(b.transport.peer_id, b"tip") == (b"tip",)
+
+
+async def test_a_question_beyond_the_limit_is_not_answered(swarm: Swarm) -> None:
+    async with swarm(2) as (a, b):
+
+        async def answer(asker: PeerId, question: bytes) -> Sequence[bytes]:
+            return [question]
+
+        b.transport.set_question_handler(answer)
+        with pytest.raises(TransportError):
+            await a.transport.ask(b.transport.peer_id, bytes(129))
+
+
+async def test_an_answer_beyond_the_limits_is_refused(swarm: Swarm) -> None:
+    async with swarm(2) as (a, b):
+
+        async def answer(asker: PeerId, question: bytes) -> Sequence[bytes]:
+            return [b""] * 65 if question == b"many" else [bytes(4 << 20), b"one too many"]
+
+        b.transport.set_question_handler(answer)
+        for question in (b"many", b"large"):
+            with pytest.raises(RemoteProtocolError):
+                await a.transport.ask(b.transport.peer_id, question)
+
+
+async def test_questions_to_a_peer_that_is_not_there_or_from_a_closed_one_fail(swarm: Swarm) -> None:
+    async with swarm(2) as (a, b):
+        with pytest.raises(TransportError):
+            await asyncio.wait_for(a.transport.ask(identity(99).peer_id, b"tip"), WAIT_S)
+        await a.transport.close()
+        with pytest.raises(TransportError):
+            await a.transport.ask(b.transport.peer_id, b"tip")

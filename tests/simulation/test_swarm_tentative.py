@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from spes_p2p.ids import PeerId
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.codec import body_hash, decode, decode_signed, statement_hash
@@ -185,10 +186,10 @@ def test_the_first_update_of_the_losing_side_enters_late(swarm_of: Make, peers_o
     assert swarm.problems == []
 
 
-def no_precommits(send: fx.Send) -> bytes | None:
+def no_final_precommits(sender: SimPeer, send: fx.Send) -> PeerId | None:
     message = decode(send.data)
     lost = isinstance(message, Signed) and isinstance(message.body, Vote) and message.body.step is Step.PRECOMMIT
-    return None if lost and isinstance(message, Signed) and not getattr(message.body, "branch", b"") else send.data
+    return None if lost and isinstance(message, Signed) and not getattr(message.body, "branch", b"") else send.to
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -198,8 +199,7 @@ def test_a_locked_body_is_the_only_one_that_can_become_final_after_a_detour(
     swarm = swarm_of(4, seed=seed)
     peers = peers_of(swarm)
     assert swarm.run_to_round(2, 5 * MINUTE_MS)
-    for peer in peers:
-        peer.tampers = no_precommits
+    right, swarm.route = swarm.route, no_final_precommits
 
     def all_locked() -> bool:
         return all(any(key.endswith("ballot/lock") for key in peer.journal) for peer in peers)
@@ -209,8 +209,7 @@ def test_a_locked_body_is_the_only_one_that_can_become_final_after_a_detour(
     assert len(body) == 1
     cut_off(swarm, peers[:2], peers[2:])
     assert swarm.run(lambda: all(len(tentative_of(peer)) == 2 for peer in peers), 5 * MINUTE_MS)
-    for peer in peers:
-        peer.tampers = None
+    swarm.route = right
     heal(swarm)
     assert swarm.run(lambda: all(p.machine.head.last_final.round > 2 for p in peers), 3 * MINUTE_MS)
     finals = [head for head in peers[0].heads if head.is_final]

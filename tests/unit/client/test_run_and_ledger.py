@@ -1,9 +1,10 @@
-"""`run create`, `identity show` and `ledger show` on real files; figures from records."""
+"""`run create`, `identity show`, `ledger show` and `ledger verify` on real files; figures from records."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +19,19 @@ from spes_p2p.client.demo.figures import swarm_figures
 from spes_p2p.client.demo.texts import deal_texts
 from spes_p2p.crypto import Identity
 from spes_p2p.errors import NotAdmittedError, SpesError
+from spes_p2p.ids import RoundNumber
 from spes_p2p.network.link import parse_link
+from spes_p2p.node.files import LEDGER_FILE, MANIFEST_FILE
 from spes_p2p.node.history import RoundRecord, read_manifest
 from spes_p2p.node.joining import check_admission
 from spes_p2p.node.snapshot import NodeSnapshot
+from spes_p2p.node.stored import entry_of, tables_of
+from spes_p2p.protocol.codec import decode_certificate, encode
+from spes_p2p.protocol.messages import SignedRun
+from spes_p2p.storage.ledger import Gap, Ledger
+from spes_p2p.testing.chains import made_chain, store
 from spes_p2p.testing.handle import imagined_peer, imagined_snapshot
+from spes_p2p.testing.protocol_cases import NUM_PARTS, quick_config
 
 Run = Callable[..., Any]
 
@@ -179,3 +188,86 @@ def test_ledger_line_is_readable_and_its_json_complete() -> None:
         "(tentative)",
     ]
     assert set(record_json(record)) == {field.name for field in dataclasses.fields(RoundRecord)}
+
+
+# --- ledger verify ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def verified(tmp_path: Path) -> Path:
+    """Folder of a node that knows 30 rounds of a run."""
+    chain = made_chain(4, quick_config(), NUM_PARTS).grow(30)
+    manifest = chain.genesis.run.manifest
+    signature = chain.peers[manifest.created_by].sign("run", encode(manifest))
+    folder = tmp_path / "node"
+    folder.mkdir()
+    (folder / MANIFEST_FILE).write_bytes(encode(SignedRun(manifest, signature)))
+    ledger = Ledger(folder / LEDGER_FILE)
+    store(ledger, chain.genesis, [decode_certificate(data) for data in chain.certificates])
+    ledger.close()
+    return folder
+
+
+def test_verify_prints_what_everybody_gave_and_writes_it_as_json(spes_p2p: Run, verified: Path, tmp_path: Path) -> None:
+    answer = spes_p2p("ledger", "verify", "--data-dir", verified, "--json", tmp_path / "verified.json")
+    assert (answer.code, answer.err) == (0, "")
+    first, head, *peers = answer.out.splitlines()
+    assert first == "30 certificates verified, the newest of round 30"
+    assert head.split() == ["peer", "rounds", "updates", "tokens", "refused", "shards", "trained"]
+    assert [line.split()[1:5] for line in peers] == [["30", "30", "30,000", "-"]] * 4
+    found = json.loads((tmp_path / "verified.json").read_text())
+    assert (found["ok"], found["problem"], found["last_round"], found["rounds_checked"]) == (True, None, 30, 30)
+    assert found["rounds_skipped"] == []
+    assert [peer["tokens"] for peer in found["peers"]] == [30_000] * 4
+    assert sorted(shard for peer in found["peers"] for shard in peer["shards"]) == list(range(8))
+
+
+def test_verify_names_the_round_of_a_missing_certificate_and_ends_with_6(
+    spes_p2p: Run, verified: Path, tmp_path: Path
+) -> None:
+    connection = sqlite3.connect(verified / LEDGER_FILE)
+    with connection:
+        connection.execute("DELETE FROM certificate WHERE round = 17")
+    connection.close()
+    answer = spes_p2p("ledger", "verify", "--data-dir", verified, "--json", tmp_path / "verified.json")
+    assert answer.code == 6
+    assert answer.err.splitlines()[0] == "round 17: its certificate is missing"
+    assert answer.out.splitlines()[0] == "16 certificates verified, the newest of round 16"
+    found = json.loads((tmp_path / "verified.json").read_text())
+    assert (found["ok"], found["problem_round"]) == (False, 17)
+
+
+def test_verify_of_a_run_that_has_begun_no_round_has_nothing_to_say(spes_p2p: Run, created: tuple[Path, str]) -> None:
+    answer = spes_p2p("ledger", "verify")
+    assert (answer.code, answer.out) == (0, "0 certificates verified, the newest of round 0\n")
+
+
+def test_verify_of_a_folder_without_a_run_is_refused(spes_p2p: Run, tmp_path: Path) -> None:
+    answer = spes_p2p("ledger", "verify", "--data-dir", tmp_path)
+    assert answer.code == 2
+    assert "has joined no run" in answer.err
+
+
+def test_verify_help_shows_an_example(spes_p2p: Run) -> None:
+    assert "spes-p2p ledger verify --data-dir ./a --json verified.json" in spes_p2p("ledger", "verify", "--help").out
+
+
+def test_show_names_the_rounds_that_were_skipped(spes_p2p: Run, verified: Path) -> None:
+    chain = made_chain(4, quick_config(), NUM_PARTS)
+    chain.keep_heads = True
+    chain.grow(40)
+    gap = Gap(epoch=0, from_round=RoundNumber(30), to_round=RoundNumber(39), waypoints=(encode(chain.waypoint(39)),))
+    ledger = Ledger(verified / LEDGER_FILE)
+    certificates = [decode_certificate(data) for data in chain.certificates]
+    ledger.skip(gap, entry_of(certificates[38]), tables_of(chain.heads[39], always=True))
+    store(ledger, chain.heads[39], certificates[39:])
+    ledger.close()
+    skipped, head, *rounds = spes_p2p("ledger", "show", "--data-dir", verified).out.splitlines()
+    assert skipped.startswith("rounds 31 to 39 were skipped")
+    assert head.startswith("round")
+    assert [int(line.split()[0]) for line in rounds] == [*range(1, 31), 40]
+    answer = spes_p2p("ledger", "verify", "--data-dir", verified)
+    assert answer.out.splitlines()[:2] == [
+        "rounds 31 to 39: skipped; verified from round 39 on by the skip rule",
+        "31 certificates verified, the newest of round 40",
+    ]

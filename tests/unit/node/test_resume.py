@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from spes_p2p.ids import RoundNumber
-from spes_p2p.node.resume import drop_damaged, newest
+from spes_p2p.node.resume import drop_damaged, resume
 from spes_p2p.protocol.codec import body_hash, encode
 from spes_p2p.protocol.head import Head, next_head
 from spes_p2p.protocol.statements import Item
@@ -41,13 +41,13 @@ def history(ledger: Ledger) -> list[Head]:
 
 def test_empty_ledger_begins_at_genesis(ledger: Ledger) -> None:
     genesis = cases.genesis_of(FOUNDERS)
-    begin = newest(ledger, genesis, None, ME.peer_id)
+    begin = resume(ledger, genesis, None, ME.peer_id).newest()
     assert (begin.head, begin.certificate, begin.since) == (genesis, None, None)
 
 
 def test_node_begins_at_the_newest_certificate(ledger: Ledger) -> None:
     heads = history(ledger)
-    begin = newest(ledger, heads[0], None, ME.peer_id)
+    begin = resume(ledger, heads[0], None, ME.peer_id).newest()
     assert begin.head == heads[-1]
     assert begin.certificate is not None
     assert body_hash(begin.certificate.body) == heads[-1].hash
@@ -56,7 +56,7 @@ def test_node_begins_at_the_newest_certificate(ledger: Ledger) -> None:
 
 def test_checkpoint_of_an_older_round_gets_what_happened_since(ledger: Ledger) -> None:
     heads = history(ledger)
-    since = newest(ledger, heads[0], heads[1].round + 1, ME.peer_id).since
+    since = resume(ledger, heads[0], heads[1].round + 1, ME.peer_id).newest().since
     assert since is not None
     assert since.before == heads[1]
     assert (since.accepted_update, since.kept_parts) == (2, (2,))
@@ -64,7 +64,7 @@ def test_checkpoint_of_an_older_round_gets_what_happened_since(ledger: Ledger) -
 
 def test_checkpoint_of_the_newest_round_has_nothing_to_catch_up_with(ledger: Ledger) -> None:
     heads = history(ledger)
-    since = newest(ledger, heads[0], heads[-1].round + 1, ME.peer_id).since
+    since = resume(ledger, heads[0], heads[-1].round + 1, ME.peer_id).newest().since
     assert since is not None
     assert (since.before, since.accepted_update, since.named) == (heads[-1], None, False)
 

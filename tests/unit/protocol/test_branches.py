@@ -199,18 +199,18 @@ def test_votes_of_two_tips_are_for_one_slot_and_those_of_an_attempt_are_not() ->
     tip = quiet(HEAD, [0, 1])
     on_final = vote_of(Terms(HEAD), PEERS[0], Step.PREVOTE, HEAD.hash)
     on_tip = vote_of(Terms(tip), PEERS[0], Step.PREVOTE, tip.hash)
-    assert exclusive_slot(on_final) == exclusive_slot(on_tip) == ("vote", 0, 2, b"", 0, Step.PREVOTE)
+    assert exclusive_slot(on_final) == exclusive_slot(on_tip) == ("vote", 0, 2, 0, Step.PREVOTE, b"")
     assert conflicting(on_final, on_tip)
     attempt = Terms(HEAD, IDS[:2])
     aside = vote_of(attempt, PEERS[0], Step.PREVOTE, tip.hash)
-    assert exclusive_slot(aside) == ("vote", 0, 2, attempt.branch, 0, Step.PREVOTE)
+    assert exclusive_slot(aside) == ("vote", 0, 2, 0, Step.PREVOTE, attempt.branch)
     assert not conflicting(on_final, aside)
 
 
 def test_an_honest_peer_may_train_a_round_again_on_another_branch() -> None:
     one, other = quiet(HEAD, [0, 1]), quiet(HEAD, [0, 1], [0])
     first, second = update_of(one, PEERS[0]), update_of(other, PEERS[0])
-    assert exclusive_slot(first) == ("manifest", 0, 3, one.hash, 0, 0)
+    assert exclusive_slot(first) == ("manifest", 0, 3, 0, 0, one.hash)
     assert not conflicting(first, second)
     assert conflicting(first, update_of(one, PEERS[0], note="again"))
 

@@ -5,10 +5,11 @@ from spes_p2p.crypto import verify
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import PeerId
 from spes_p2p.protocol.body import Certificate
-from spes_p2p.protocol.certificate import make_qc, verify_certificate, verify_qc
-from spes_p2p.protocol.codec import bitmap, body_hash, encode
+from spes_p2p.protocol.certificate import check_merge_lists, make_qc, verify_certificate, verify_qc
+from spes_p2p.protocol.codec import bitmap, body_hash, encode, pack_float
 from spes_p2p.protocol.head import Terms
 from spes_p2p.protocol.messages import QuorumCertificate, Signed
+from spes_p2p.protocol.transition import merge_root
 from spes_p2p.protocol.wire import Step
 from spes_p2p.testing.protocol_cases import (
     body_of,
@@ -93,6 +94,10 @@ def test_a_certificate_of_another_round_or_seed_is_refused() -> None:
 
 def test_merge_lists_belong_to_a_merge_and_match_their_root() -> None:
     refuses(msgspec.structs.replace(GOOD, merge_lists=b"x"), "without a merge")
+    merging = msgspec.structs.replace(BODY, merge_alpha=pack_float(0.5), merge_root=merge_root(b"lists"))
+    check_merge_lists(msgspec.structs.replace(GOOD, body=merging, merge_lists=b"lists"))
+    with pytest.raises(RemoteProtocolError, match="do not match their root"):
+        check_merge_lists(msgspec.structs.replace(GOOD, body=merging, merge_lists=b"others"))
 
 
 # --- quorum certificates ---------------------------------------------------------------------------------------------

@@ -5,14 +5,15 @@ from pathlib import Path
 import pytest
 
 from spes_p2p.config import ProtocolConfig
-from spes_p2p.protocol import body, messages
+from spes_p2p.protocol import body, messages, questions
 from spes_p2p.protocol.wire import RefusalReason, Wire
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 MESSAGES = sorted(
     name
-    for name, value in {**vars(body), **vars(messages)}.items()
-    if inspect.isclass(value) and issubclass(value, Wire) and value.__module__ in (body.__name__, messages.__name__)
+    for module in (body, messages, questions)
+    for name, value in vars(module).items()
+    if inspect.isclass(value) and issubclass(value, Wire) and value.__module__ == module.__name__
 )
 
 

@@ -23,6 +23,17 @@ def test_the_phases_follow_each_other_as_work_is_done() -> None:
     assert (progress.phase, progress.round, progress.elapsed_ms) == ("publish", 2, 12)
     assert (progress.manifests, progress.receipts, progress.live) == (1, 0, 4)
     assert (progress.own_acks, progress.own_acks_needed) == (0, 2)
+    assert progress.missing == ()
+
+
+def test_members_whose_updates_are_waited_for_are_named() -> None:
+    machine = RoundMachine(HEAD, PEERS[0], verify, Wishes(capacity=2, private_seed=b"x"), now_ms=0)
+    machine.start(0)
+    machine.handle(fx.StateReady(round=2), 1)
+    machine.handle(fx.nothing_trained(2), 2)
+    progress = machine.progress(3)
+    assert progress.waiting_for == "updates of the other members"
+    assert progress.missing == tuple(sorted(peer.peer_id for peer in PEERS[1:]))
 
 
 def test_a_peer_outside_loads_and_then_waits_to_be_let_in_or_for_those_who_took_over() -> None:

@@ -58,7 +58,7 @@ def test_a_recovery_is_nothing_but_what_the_function_gives_and_the_key_signs() -
         (sign_recovery(msgspec.structs.replace(body, tokens=9), KEY), "does not follow"),
         (sign_recovery(msgspec.structs.replace(body, epoch=2), KEY), "does not follow"),
         (msgspec.structs.replace(sign_recovery(body, KEY), view=1), "votes of a round"),
-        (msgspec.structs.replace(sign_recovery(body, KEY), signatures=()), "did not sign"),
+        (msgspec.structs.replace(sign_recovery(body, KEY), signatures=()), "without the one signature"),
     ):
         with pytest.raises(RemoteProtocolError, match=why):
             verify_recovery(HEAD, wrong, verify)

@@ -8,7 +8,7 @@ from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.codec import decode, encode
 from spes_p2p.protocol.head import Head
-from spes_p2p.protocol.messages import Alive, Claim, Join, Leave, Manifest, Message, Receipt, Signed, SignedRun, TipAsk
+from spes_p2p.protocol.messages import Alive, Claim, Join, Leave, Manifest, Message, Signed, SignedRun, TipAsk
 from spes_p2p.protocol.roster import invite_payload
 from spes_p2p.protocol.round import RoundMachine, Wishes
 from spes_p2p.protocol.wire import ItemKind
@@ -184,7 +184,7 @@ def test_garbage_and_messages_of_other_runs_are_refused_and_change_nothing() -> 
     machine.start(0)
     foreign = owned_head(PEERS, quick_config(resend_ms=999))
     run = SignedRun(HEAD.run.manifest, bytes(64))
-    for message in (alive_of(foreign, OTHER), update_of(foreign, OTHER), Receipt(bytes(32), ()), run):
+    for message in (alive_of(foreign, OTHER), update_of(foreign, OTHER), run):
         with pytest.raises(RemoteProtocolError):
             hears(machine, message)
     for data in (b"", b"\x00" * 100, b"\x93\xa4cert"):

@@ -29,6 +29,10 @@ OTHER = after(FIRST, 2, 3)
 FINAL = after(TWO)
 
 
+def chain_of(head: Head) -> dict[int, bytes]:
+    return dict(head.recent)
+
+
 def ask_of(head: Head) -> TipAsk:
     return TipAsk(head.epoch, head.round + 1, head.last_final.round, head.hash)
 
@@ -48,15 +52,21 @@ def ask_of(head: Head) -> TipAsk:
     ],
 )
 def test_each_is_sent_what_it_lacks(mine: Head, asker: Head, expected: TipAnswer) -> None:
-    assert answer_tip(mine, ask_of(asker)) == expected
+    assert answer_tip(mine, ask_of(asker), chain_of(mine)) == expected
 
 
 def test_who_names_no_tip_is_answered_by_its_round() -> None:
-    assert answer_tip(TWO, TipAsk(0, 2)) == TipAnswer(certificates=range(2, 3))
-    assert answer_tip(TWO, TipAsk(0, 4)) == TipAnswer(everything=True)
-    assert answer_tip(TWO, TipAsk(0, 5)) == TipAnswer(asks_back=True)
+    assert answer_tip(TWO, TipAsk(0, 2), {}) == TipAnswer(certificates=range(2, 3))
+    assert answer_tip(TWO, TipAsk(0, 4), {}) == TipAnswer(everything=True)
+    assert answer_tip(TWO, TipAsk(0, 5), {}) == TipAnswer(asks_back=True)
 
 
 def test_a_newer_epoch_is_asked_and_an_older_one_gets_the_chain() -> None:
-    assert answer_tip(TWO, TipAsk(1, 3, 2, bytes(32))) == TipAnswer(asks_back=True)
-    assert answer_tip(follow(FIRST, []), TipAsk(0, 2, 0, b"x" * 32)) == TipAnswer(certificates=range(1, 3))
+    assert answer_tip(TWO, TipAsk(1, 3, 2, bytes(31) + b"x"), {}) == TipAnswer(asks_back=True)
+    head = follow(FIRST, [])
+    assert answer_tip(head, TipAsk(0, 2, 0, b"x" * 32), chain_of(head)) == TipAnswer(certificates=range(1, 3))
+
+
+def test_a_tip_that_is_too_old_to_be_looked_up_is_taken_for_one_of_the_chain() -> None:
+    assert answer_tip(FINAL, ask_of(OTHER), {}) == TipAnswer(certificates=range(3, 5))
+    assert answer_tip(FINAL, ask_of(TWO), chain_of(FINAL)) == TipAnswer(certificates=range(4, 5))

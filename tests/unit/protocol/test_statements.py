@@ -8,8 +8,20 @@ from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.protocol.body import CutItem
 from spes_p2p.protocol.codec import encode, pack_float, receipt_hash, sign, statement_hash
 from spes_p2p.protocol.head import Head, Terms
-from spes_p2p.protocol.messages import Alive, Claim, Evidence, Leave, Manifest, Piece, Receipt, Signed, SignedBody
-from spes_p2p.protocol.statements import Item, check_cut, check_receipt, check_statement
+from spes_p2p.protocol.messages import (
+    Ack,
+    Alive,
+    Claim,
+    Evidence,
+    Leave,
+    Manifest,
+    Piece,
+    Receipt,
+    Signed,
+    SignedBody,
+)
+from spes_p2p.protocol.receipts import Tally, check_receipt, mark_of
+from spes_p2p.protocol.statements import Item, check_cut, check_statement
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind
 from spes_p2p.testing.protocol_cases import (
     ack_of,
@@ -150,7 +162,7 @@ def check(receipt: Receipt, terms: Terms = TERMS) -> None:
 
 
 def acks(*ackers: Signed) -> Receipt:
-    return Receipt(statement_hash(UPDATE), ackers)
+    return Receipt(MANIFEST.round, statement_hash(UPDATE), tuple(mark_of(ack) for ack in ackers))
 
 
 def test_a_receipt_needs_f_plus_one_acks_of_others_for_experts_and_replicas_for_psi() -> None:
@@ -172,15 +184,34 @@ def test_acks_of_strangers_do_not_count() -> None:
     ("receipt", "why"),
     [
         (acks(ack_of(UPDATE, PEERS[1]), ack_of(UPDATE, PEERS[1])), "twice"),
-        (acks(ack_of(UPDATE, PEERS[1]), ack_of(UPDATE, PEERS[0])), "twice, or its author"),
-        (acks(ack_of(UPDATE, PEERS[1]), ack_of(update_of(FOUR, PEERS[0], note="x"), PEERS[2])), "something else"),
-        (acks(ack_of(UPDATE, PEERS[1]), alive_of(FOUR, PEERS[2])), "something else"),
+        (acks(ack_of(UPDATE, PEERS[1]), ack_of(UPDATE, PEERS[0])), "by its author"),
+        (acks(ack_of(UPDATE, PEERS[1]), ack_of(update_of(FOUR, PEERS[0], note="x"), PEERS[2])), "wrong signature"),
+        (msgspec.structs.replace(receipt_of(UPDATE, PEERS), round=1), "another round"),
+        (acks(sign(PEERS[1], Ack(MANIFEST.run, 0, 2, statement_hash(UPDATE), bytes(9)))), "bitmap"),
         (acks(msgspec.structs.replace(ack_of(UPDATE, PEERS[1]), signature=bytes(64))), "wrong signature"),
     ],
 )
 def test_a_receipt_with_an_ack_that_is_not_valid_is_refused(receipt: Receipt, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         check(receipt)
+
+
+def test_a_receipt_names_what_its_acks_signed() -> None:
+    mark = receipt_of(UPDATE, PEERS).acks[0]
+    ack = ack_of(UPDATE, next(peer for peer in PEERS if peer.peer_id == mark.peer))
+    assert (mark.pieces, mark.signature) == (ack.body.pieces, ack.signature)
+    with pytest.raises(RemoteProtocolError, match="no ack"):
+        mark_of(alive_of(FOUR, PEERS[2]))
+
+
+def test_a_receipt_has_no_ack_that_is_not_needed() -> None:
+    first, *others = [mark_of(ack_of(UPDATE, peer)) for peer in PEERS[1:]]
+    part = mark_of(ack_of(UPDATE, PEERS[1], [0]))
+    tally = Tally(TERMS, MANIFEST, [first, *others])
+    assert len(tally.fewest()) == TERMS.expert_acks == 2
+    tally.add(part)
+    assert tally.fewest() == tuple(sorted(others, key=lambda mark: mark.peer))
+    assert Tally(TERMS, MANIFEST, [first, others[0], part]).is_enough is False
 
 
 def test_a_receipt_lapses_when_its_ackers_are_no_longer_eligible() -> None:

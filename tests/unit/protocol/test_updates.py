@@ -8,6 +8,7 @@ from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.codec import bits, encode, pack_float, sign, statement_hash
 from spes_p2p.protocol.messages import Ack, Evidence, Manifest, Offer, Receipt, Ref, Refusal, Signed, Want
 from spes_p2p.protocol.norms import Yardstick
+from spes_p2p.protocol.receipts import mark_of
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind, RefKind, RefusalReason
 from spes_p2p.testing.one_voter import OneVoter
 from spes_p2p.testing.protocol_cases import (
@@ -262,7 +263,8 @@ def test_a_receipt_before_its_manifest_waits_for_it() -> None:
 def test_early_receipts_and_offers_of_one_peer_are_bounded() -> None:
     voter = OneVoter(HEAD, PEERS)
     for number in range(100):
-        fake = Receipt(number.to_bytes(32, "little"), (ack_of(update_of(HEAD, voter.others[0]), voter.others[1]),))
+        ack = ack_of(update_of(HEAD, voter.others[0]), voter.others[1])
+        fake = Receipt(2, number.to_bytes(32, "little"), (mark_of(ack),))
         voter.hear(voter.others[0], fake)
     assert len(voter.round.updates._early_receipts) == 64
     for batch in range(3):
@@ -336,7 +338,7 @@ def test_a_receipt_that_lapsed_is_dropped_and_the_update_is_checked_anew() -> No
     voter.hear(voter.others[0], receipt_of(update, PEERS))
     held = voter.round.updates.by_hash[statement_hash(update)]
     assert held.receipt is not None
-    held.receipt = Receipt(held.hash, held.receipt.acks[:1])
+    held.receipt = Receipt(2, held.hash, held.receipt.acks[:1])
     after = follow(HEAD, [item_of(alive_of(HEAD, peer)) for peer in PEERS])
     later = OneVoter(after, PEERS)
     if later.me.peer_id == update.peer:  # an author makes a receipt of the acks that it has

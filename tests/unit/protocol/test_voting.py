@@ -9,7 +9,7 @@ from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.body import Body
 from spes_p2p.protocol.certificate import verify_certificate
 from spes_p2p.protocol.codec import body_hash
-from spes_p2p.protocol.messages import Evidence, Receipt, Signed
+from spes_p2p.protocol.messages import Evidence, ProposalMessage, Receipt, Signed
 from spes_p2p.protocol.params import MAX_VIEWS_AHEAD
 from spes_p2p.protocol.statements import Item
 from spes_p2p.protocol.transition import Transition
@@ -450,6 +450,25 @@ def test_two_votes_for_one_slot_are_published_as_evidence() -> None:
     proofs = {m.signature: m for _, m in voter.sent if isinstance(m, Signed) and isinstance(m.body, Evidence)}
     assert len(proofs) == 1
     assert voter.round.voting.votes[PREVOTE][0][liar.peer_id].body.body == identity
+
+
+def proposed_views(voter: OneVoter) -> list[int]:
+    """Views that this voter has proposed in."""
+    proposals = [m.proposal for _, m in voter.sent if isinstance(m, ProposalMessage)]
+    return sorted({signed.body.view for signed in proposals if signed.peer == voter.me.peer_id})
+
+
+@pytest.mark.parametrize(("qc_view", "proposed"), [(2, [3]), (3, []), (4, [])])
+def test_a_leader_builds_on_an_older_quorum_certificate_and_gives_way_to_one_of_its_view(
+    qc_view: int, proposed: list[int]
+) -> None:
+    voter, body, _ = voted()
+    voter.others_vote(PREVOTE, body_hash(body), view=qc_view)
+    assert voter.round.voting.qc is not None
+    assert voter.round.voting.qc.view == qc_view
+    voter.others_ask_for_view(3, 3)  # this voter leads view 3
+    assert proposed_views(voter) == proposed
+    assert (3 in voter.round.cuts.announced) is bool(proposed)
 
 
 # --- restarts --------------------------------------------------------------------------------------------------------

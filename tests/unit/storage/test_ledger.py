@@ -14,7 +14,7 @@ import pytest
 from spes_p2p.digests import digest
 from spes_p2p.errors import LocalProtocolError, LocalStateError, MachineError
 from spes_p2p.ids import RoundNumber
-from spes_p2p.storage.ledger import Ledger, LedgerEntry, OwnUpdate
+from spes_p2p.storage.ledger import Gap, Ledger, LedgerEntry, OwnUpdate
 
 READER = """
 import sys
@@ -128,6 +128,38 @@ def test_meta_is_set_with_the_certificate_or_not_at_all(ledger: Ledger) -> None:
     ledger.set_meta("state", b"")
     assert ledger.get_meta("state") == b""
     assert ledger.get_meta("other") is None
+
+
+def test_many_certificates_are_added_all_or_none(ledger: Ledger) -> None:
+    ledger.extend([(entry(number), b"") for number in (1, 2)])
+    assert [one.round for one in ledger.range(RoundNumber(0), RoundNumber(9))] == [1, 2]
+    with pytest.raises(LocalProtocolError, match="round 2"):
+        ledger.extend([(entry(3), b"tables"), (entry(2, variant=b"fork"), b"")])
+    assert ledger.latest() == entry(2)
+    assert ledger.tables_before(9) is None
+
+
+def test_the_newest_kept_tables_up_to_a_round_are_found(ledger: Ledger) -> None:
+    ledger.append(entry(1), tables=b"after 1")
+    ledger.extend([(entry(2), b""), (entry(3), b"after 3")])
+    assert ledger.tables_before(0) is None
+    assert ledger.tables_before(2) == (entry(1).hash, b"after 1")
+    assert ledger.tables_before(3) == ledger.tables_before(99) == (entry(3).hash, b"after 3")
+
+
+def test_a_gap_comes_with_its_far_side_and_what_vouches_for_it(ledger: Ledger, path: Path) -> None:
+    gaps = [
+        Gap(epoch=0, from_round=RoundNumber(0), to_round=RoundNumber(5), waypoints=(b"3", b"5")),
+        Gap(epoch=0, from_round=RoundNumber(6), to_round=RoundNumber(9), waypoints=(b"9",)),
+    ]
+    for gap in reversed(gaps):
+        ledger.skip(gap, entry(gap.to_round), b"tables")
+    ledger.close()
+    again = Ledger(path)
+    assert again.gaps() == tuple(gaps)
+    assert [one.round for one in again.range(RoundNumber(0), RoundNumber(9))] == [5, 9]
+    assert again.tables_before(8) == (entry(5).hash, b"tables")
+    again.close()
 
 
 def test_the_latest_verdict_on_each_own_update_counts(ledger: Ledger) -> None:

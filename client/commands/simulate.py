@@ -1,0 +1,106 @@
+"""`spes-p2p simulate`: the round protocol over virtual time, with faults, and what must hold checked as it runs."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spes_p2p.client.output import bytes_text, complain, say
+from spes_p2p.errors import UsageError
+
+if TYPE_CHECKING:
+    from spes_p2p.testing.sim.campaign import Campaign
+    from spes_p2p.testing.sim.play import Outcome
+
+EXIT_FAILED = 1
+USUAL_ROUNDS = 6
+
+
+def simulate(
+    peers: Annotated[
+        int | None, typer.Option("--peers", min=1, max=4096, help="Number of peers. Default: 1 to 13, by the seed.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=2, help="Rounds to certify. Default: 6; 5 from 100 peers on.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The first seed.")] = 0,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, one after the other.")] = 1,
+    faults: Annotated[
+        str, typer.Option("--faults", help="all, none, or names with commas; a wrong name lists them.", metavar="LIST")
+    ] = "none",
+    trace: Annotated[bool, typer.Option("--trace", help="Print what happens, message by message (one seed).")] = False,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures to this file as one JSON object.", metavar="FILE")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Seeds played at a time. Default: one on each core.")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", help="Keep each finished seed here, and skip those that are here.", metavar="FILE"),
+    ] = None,
+) -> int:
+    """Simulate swarms and check that they neither fork nor stop. Exit code 1 if one does.
+
+    Example: spes-p2p simulate --faults all --seeds 100 --json figures.json
+    """
+    from spes_p2p.testing.sim.campaign import Campaign, summary
+    from spes_p2p.testing.sim.faults import parse_faults
+
+    if trace and seeds > 1:
+        raise UsageError("--trace shows one seed; leave --seeds away")
+    for flag, path in (("--json", json), ("--resume", resume)):
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise UsageError(f"{flag} {path}: is a folder, or in a folder that does not exist")
+    many_peers = peers is not None and peers >= 100
+    campaign = Campaign(
+        first_seed=seed,
+        num_seeds=seeds,
+        num_peers=peers,
+        num_rounds=rounds or (5 if many_peers else USUAL_ROUNDS),
+        faults=parse_faults(faults),
+        num_jobs=jobs or min(seeds, os.cpu_count() or 1),
+        resume=resume,
+    )
+    outcomes = _play(campaign, trace)
+    figures = summary(outcomes)
+    if json is not None:
+        json.write_text(json_module.dumps(figures, indent=2) + "\n")
+    _say_table(figures)
+    for failure in figures["failures"]:
+        for text in (*failure["violations"], *failure["stuck"]):
+            complain(f"seed {failure['seed']}: {text}")
+        complain(f"again: {campaign.again(failure['seed'])}")
+    return EXIT_FAILED if figures["failures"] else 0
+
+
+def _play(campaign: Campaign, trace: bool) -> list[Outcome]:
+    from spes_p2p.testing.sim.campaign import play_all, trace_of
+
+    if trace:
+        outcome, lines = trace_of(campaign)
+        for line in lines:
+            say(line)
+        return [outcome]
+    played = 0
+
+    def finished(outcome: Outcome) -> None:
+        nonlocal played
+        played += 1
+        if outcome.violations or outcome.stuck or played % 100 == 0:
+            complain(f"{played} played, seed {outcome.seed}: {'failed' if outcome.violations or outcome.stuck else 'fine'}")
+
+    return play_all(campaign, finished)
+
+
+def _say_table(figures: dict[str, Any]) -> None:
+    say(f"seeds              {figures['seeds']} ({figures['waits']} wait on purpose in the end)")
+    say(f"violations, stuck  {figures['violations']}, {figures['stuck']}")
+    say(f"rounds final       {figures['rounds_final']}, {100 * figures['view0_share']:.1f} % of them in view 0")
+    say(f"time per round     {figures['round_s_p50']:.1f} s (p50), {figures['round_s_p99']:.1f} s (p99)")
+    say(f"per peer and round {figures['messages_per_peer_round']:.0f} messages, {bytes_text(figures['bytes_per_peer_round'])} sent")
+    say(f"most by a leader   {bytes_text(figures['leader_bytes_max'])} in its round")

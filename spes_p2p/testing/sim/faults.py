@@ -1,0 +1,55 @@
+"""Faults of a simulated swarm by name.
+
+loss         every line loses some messages
+duplication  every line sends some messages twice
+reorder      latencies vary widely, so that messages overtake each other
+latency      all lines are slow to answer
+partition    for a while, two groups cannot reach each other
+oneway       for a while, one peer's messages to some others do not pass
+flapping     for a while, one peer's lines break and mend every second or two
+crash        peers die at journal points, and start again
+freeze       peers stand still (SIGSTOP), and go on
+slow         a line is 10 or 100 times too slow
+clock        clock rates differ by up to 10 %
+twins        a second process with a voter's key
+equivocate   a voter signs different values for different receivers
+liars        an aggregator states wrong results
+withhold     a voter serves no blob
+sybils       many join that train nothing
+join         peers join
+leave        peers leave properly
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spes_p2p.errors import UsageError
+
+LINES = ("loss", "duplication", "reorder", "latency", "partition", "oneway", "flapping")
+PROCESSES = ("crash", "freeze", "slow", "clock")
+BYZANTINE = ("twins", "equivocate", "liars", "withhold")
+ROSTER = ("sybils", "join", "leave")
+ALL = (*LINES, *PROCESSES, *BYZANTINE, *ROSTER)
+
+
+def parse_faults(text: str) -> frozenset[str]:
+    """Names from `all`, `none`, or a list with commas. Raises UsageError for others."""
+    if text == "all":
+        return frozenset(ALL)
+    names = {name.strip() for name in text.split(",")} - {""}
+    if names == {"none"}:
+        return frozenset()
+    unknown = sorted(names - set(ALL))
+    if unknown or not names:
+        what = ", ".join(unknown) or "an empty list"
+        raise UsageError(f"--faults: {what} is not known; all, none, or some of {', '.join(ALL)}")
+    return frozenset(names)
+
+
+def faults_text(names: Iterable[str]) -> str:
+    """What `parse_faults` reads."""
+    chosen = [name for name in ALL if name in set(names)]
+    if len(chosen) == len(ALL):
+        return "all"
+    return ",".join(chosen) or "none"

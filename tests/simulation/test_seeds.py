@@ -1,0 +1,214 @@
+"""Drawn scenarios: all faults together, no faults, crashes at every journal point, and the command that plays them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spes_p2p.client.cli import run
+from spes_p2p.testing.protocol_cases import quick_config
+from spes_p2p.testing.sim.campaign import Campaign, play_all, play_seed, summary
+from spes_p2p.testing.sim.disk import Point
+from spes_p2p.testing.sim.faults import ALL, parse_faults
+from spes_p2p.testing.sim.invariants import InvariantError
+from spes_p2p.testing.sim.judge import Judge
+from spes_p2p.testing.sim.play import Outcome
+from spes_p2p.testing.swarm import SimPeer, Swarm
+
+Make = Callable[..., Swarm]
+MINUTE_MS = 60_000
+NUM_MIXED = 60
+NUM_POINTS = 60
+CONTRACT = [
+    "violations",
+    "stuck",
+    "seeds",
+    "rounds_final",
+    "view0_share",
+    "round_s_p50",
+    "round_s_p99",
+    "messages_per_peer_round",
+    "bytes_per_peer_round",
+]
+
+
+def campaign(faults: str, *, num_peers: int | None = None, num_rounds: int = 5, **more: object) -> Campaign:
+    chosen = parse_faults(faults)
+    return Campaign(
+        **{"first_seed": 0, "num_seeds": 1, **more}, num_peers=num_peers, num_rounds=num_rounds, faults=chosen
+    )
+
+
+@pytest.mark.parametrize("seed", range(NUM_MIXED))
+def test_nothing_forks_and_nothing_stops_under_mixed_faults(seed: int) -> None:
+    mixed = campaign("all")
+    outcome = play_seed(mixed, seed)
+    assert (outcome.violations, outcome.stuck) == ((), ()), mixed.again(seed)
+    assert outcome.waits or outcome.rounds_final >= 4
+
+
+@pytest.mark.parametrize("num_peers", [1, 2, 3, 4, 7, 10, 13])
+def test_without_faults_every_round_is_decided_in_view_0(num_peers: int) -> None:
+    outcome = play_seed(campaign("none", num_peers=num_peers), 1)
+    assert outcome.views == (0,) * 5
+    assert (outcome.violations, outcome.stuck) == ((), ())
+
+
+def test_members_beyond_the_founders_are_in_the_roster_from_the_beginning_and_vote_once_they_qualify() -> None:
+    swarm = Swarm(quick_config(), ["p0", "p1", "p2", "p3"], seed=1, members=("m0", "m1"))
+    assert len(swarm.genesis.state.members) == 6
+    assert len(swarm.genesis.state.voters) == 4
+    assert swarm.run_to_round(4, MINUTE_MS)
+    assert len(swarm.named("m0").machine.terms.voters) == 6
+
+
+# --- crashes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", range(1, NUM_POINTS + 1))
+def test_a_crash_at_a_journal_point_costs_neither_promises_nor_rounds(swarm_of: Make, point: int) -> None:
+    swarm = swarm_of(4, seed=point)
+    victim = swarm.named("p0")
+    crashed: list[Point] = []
+    swarm.crashed = lambda peer, where: crashed.append(where)
+    swarm.crash_at(victim, point, down_ms=1_000)
+    assert swarm.run_to_round(3, 5 * MINUTE_MS)
+    assert len(crashed) == 1
+    assert victim.machine.is_member
+
+
+@pytest.mark.parametrize("kind", Point)
+def test_a_peer_survives_its_last_crash_of_every_kind_in_a_round(swarm_of: Make, kind: Point) -> None:
+    passed: dict[Point, int] = {}
+
+    def note(peer: SimPeer, where: Point) -> None:
+        if peer.name == "p0" and peer.machine.head.round >= 2:
+            passed[where] = peer.num_points
+
+    plain = swarm_of(4, seed=1)
+    plain.passes = note
+    assert plain.run_to_round(3, 5 * MINUTE_MS)
+    swarm, crashed = swarm_of(4, seed=1), []
+    swarm.crashed = lambda peer, where: crashed.append((where, peer.machine.head.round - peer.heads[-1].round))
+    swarm.crash_at(swarm.named("p0"), passed[kind], down_ms=1_000)
+    assert swarm.run_to_round(5, 5 * MINUTE_MS)
+    ((where, rounds_lost),) = crashed
+    assert where is kind
+    assert rounds_lost in ((1,) if kind is Point.BEFORE_ADOPT else (0, 1))
+    assert swarm.named("p0").machine.is_member
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_only_a_peer_that_forgets_its_journal_contradicts_itself(swarm_of: Make, forgets: bool) -> None:
+    swarm = swarm_of(4)
+    victim = swarm.named("p0")
+    assert swarm.run(lambda: any("signed/manifest/2" in key for key in victim.journal), MINUTE_MS)
+    swarm.kill(victim)
+    if forgets:
+        victim.journal.clear()
+    swarm.barriers["deaf"] = lambda sender, receiver: receiver == victim.peer_id
+    swarm.restart(victim)
+    if forgets:
+        with pytest.raises(InvariantError, match="S2: p0 signed two values"):
+            swarm.pass_time(MINUTE_MS)
+    else:
+        swarm.pass_time(MINUTE_MS)
+        assert victim.machine.head.round == 1
+
+
+# --- the judge -------------------------------------------------------------------------------------------------------
+
+
+def test_a_swarm_that_cannot_talk_is_stuck(swarm_of: Make) -> None:
+    swarm = swarm_of(4)
+    assert swarm.run_to_round(2, MINUTE_MS)
+    swarm.blocked = lambda sender, receiver: True
+    (stuck,) = Judge(swarm, frozenset()).judge()
+    assert stuck.startswith("round 3 did not end within")
+
+
+def test_fewer_than_a_quorum_wait_on_purpose(swarm_of: Make) -> None:
+    swarm = swarm_of(4)
+    assert swarm.run_to_round(2, MINUTE_MS)
+    for name in ("p0", "p1"):
+        swarm.kill(swarm.named(name))
+    judge = Judge(swarm, frozenset())
+    assert (judge.judge(), judge.waits) == ([], True)
+
+
+def test_one_that_stays_behind_is_stuck(swarm_of: Make) -> None:
+    swarm = swarm_of(4)
+    assert swarm.run_to_round(2, MINUTE_MS)
+    lost = swarm.named("p3").peer_id
+    swarm.blocked = lambda sender, receiver: lost in (sender, receiver)
+    (stuck,) = Judge(swarm, frozenset()).judge()
+    assert stuck.startswith("two rounds after healing p3 are not there")
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_figures_are_what_is_promised(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    assert run(["simulate", "--peers", "4", "--rounds", "3", "--seeds", "2", "--jobs", "1", "--json", str(file)]) == 0
+    figures = json.loads(file.read_text())
+    assert list(figures)[: len(CONTRACT)] == CONTRACT
+    assert [figures[key] for key in CONTRACT[:5]] == [0, 0, 2, 6, 1.0]
+    assert 8 < figures["round_s_p50"] <= figures["round_s_p99"] < 10
+    assert figures["leader_bytes_max"] > figures["bytes_per_peer_round"] > 0
+
+
+def test_what_is_in_the_file_is_not_played_again_and_a_failure_in_it_counts(tmp_path: Path) -> None:
+    file = tmp_path / "seeds.jsonl"
+    chosen = campaign("none", num_peers=2, num_rounds=2, num_seeds=2, resume=file)
+    first = play_all(chosen, lambda outcome: None)
+    played: list[Outcome] = []
+    assert play_all(chosen, played.append) == first
+    assert played == []
+    line = json.loads(file.read_text().splitlines()[0])
+    file.write_text(json.dumps(line | {"seed": 0, "violations": ["a fork"]}) + "\n" + '{"cut off')
+    arguments = ["simulate", "--peers", "2", "--rounds", "2", "--resume", str(file)]
+    assert run(arguments) == 1
+    assert run([*arguments, "--faults", "loss"]) == 2
+
+
+def test_an_error_of_any_kind_is_a_violation() -> None:
+    (outcome,) = play_all(campaign("none", num_peers=0, num_rounds=2), lambda outcome: None)
+    assert outcome.violations[0].startswith("seed 0: IndexError")
+    assert summary([outcome])["violations"] == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--faults", "rain"], ["--trace", "--seeds", "2"], ["--json", "/nowhere/x.json"]]
+)
+def test_wrong_arguments_are_named(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", *arguments]) == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:
+    command = [sys.executable, "-m", "spes_p2p.client", "simulate", "--peers", "5", "--faults", "all", "--seed", "7"]
+    traces = {
+        subprocess.run(
+            [*command, "--rounds", "4", "--trace"],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(traces) == 1
+    assert "adopts round 4" in traces.pop()
+
+
+def test_all_faults_are_described() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
+    assert [name for name in ALL if f"`{name}`" not in page] == []
