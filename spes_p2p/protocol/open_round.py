@@ -420,17 +420,21 @@ class OpenRound:
 
     def left_over(self, body: Body) -> list[Held]:
         """Statements that were not served by the certificate and may be items of the next cut."""
-        carried = {remark.entry for remark in body.carried}
-        done = {
-            entry.statement
-            for place, entry in enumerate(body.entries)
-            if place not in carried and entry.kind is not ItemKind.ALIVE
-        }
+        done = self.served(body)
         return [
             held
             for (kind, _, _), held in self.updates.slots.items()
             if kind is not ItemKind.ALIVE and held.hash not in done
         ]
+
+    def served(self, body: Body) -> frozenset[Digest]:
+        """Statements that a certificate has dealt with for good."""
+        carried = {remark.entry for remark in body.carried}
+        return frozenset(
+            entry.statement
+            for place, entry in enumerate(body.entries)
+            if place not in carried and entry.kind is not ItemKind.ALIVE
+        )
 
     def carry(self, held: Held) -> None:
         """Take over a statement of the previous round. Raises RemoteProtocolError if it is no longer valid."""
