@@ -16,7 +16,12 @@ from spes_p2p.config import RunConfig
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
-GUIDES = [ROOT / "README.md", ROOT / "docs" / "volunteer.md", ROOT / "docs" / "operator.md", ROOT / "docs" / "simulator.md"]
+GUIDES = [
+    ROOT / "README.md",
+    ROOT / "docs" / "volunteer.md",
+    ROOT / "docs" / "operator.md",
+    ROOT / "docs" / "simulator.md",
+]
 WORDS = """
 run, round, inner step, outer step, expert, expert shard, psi, part, member, voter, leader, aggregator, owner, lease,
 claim, orphan, update, blob, ack, receipt, cut, proposal, vote, certificate, final, tentative, tip, epoch, invite link,

@@ -9,7 +9,7 @@ from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.bodies import Bodies
 from spes_p2p.protocol.body import Body, Cut, Entry
-from spes_p2p.protocol.codec import body_hash, check_signature, cut_hash, decode_as, encode
+from spes_p2p.protocol.codec import body_hash, check_signature, cut_hash, decode_as, decode_signed, encode
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import Cuts
 from spes_p2p.protocol.effects import Input
@@ -75,10 +75,17 @@ class OpenRound:
 
     def restore(self, journal: Mapping[str, bytes]) -> None:
         """Take up the round where the journal left it."""
-        prefix = f"{self.context.key}cut-body/"
-        for key, data in sorted(journal.items()):
-            if key.startswith(prefix):
-                self.cuts.learn(decode_as(Cut, data), ())
+        entries = {key.removeprefix(self.context.key): data for key, data in sorted(journal.items())}
+        for slot, data in entries.items():
+            if slot.startswith(("cut-body/", "kept-cut/")):
+                self.cuts.learn(decode_as(Cut, data), self.context.terms.voters)
+            elif slot.startswith("kept-item/"):
+                self.updates.add(decode_signed(data))
+        for known in list(self.cuts.known.values()):
+            self.cuts.resolve(known)  # now it asks for the receipts that are kept
+        for slot, data in entries.items():
+            if slot.startswith("kept-receipt/"):
+                self.updates.add_receipt(decode_as(Receipt, data))
         self.voting.restore(self.context.journal)
 
     # --- own statements and results ----------------------------------------------------------------------------------
@@ -420,17 +427,21 @@ class OpenRound:
 
     def left_over(self, body: Body) -> list[Held]:
         """Statements that were not served by the certificate and may be items of the next cut."""
-        carried = {remark.entry for remark in body.carried}
-        done = {
-            entry.statement
-            for place, entry in enumerate(body.entries)
-            if place not in carried and entry.kind is not ItemKind.ALIVE
-        }
+        done = self.served(body)
         return [
             held
             for (kind, _, _), held in self.updates.slots.items()
             if kind is not ItemKind.ALIVE and held.hash not in done
         ]
+
+    def served(self, body: Body) -> frozenset[Digest]:
+        """Statements that a certificate has dealt with for good."""
+        carried = {remark.entry for remark in body.carried}
+        return frozenset(
+            entry.statement
+            for place, entry in enumerate(body.entries)
+            if place not in carried and entry.kind is not ItemKind.ALIVE
+        )
 
     def carry(self, held: Held) -> None:
         """Take over a statement of the previous round. Raises RemoteProtocolError if it is no longer valid."""

@@ -12,7 +12,7 @@ from spes_p2p.protocol.effects import CheckPiece, FetchBlob
 from spes_p2p.protocol.evidence import conflicting, named
 from spes_p2p.protocol.messages import Ack, AckMark, Alive, Claim, Evidence, Manifest, Receipt, Ref, Refusal, Signed
 from spes_p2p.protocol.norms import Yardstick
-from spes_p2p.protocol.params import LATE_ROUNDS
+from spes_p2p.protocol.params import LATE_ROUNDS, STATEMENT_ROUNDS
 from spes_p2p.protocol.receipts import Tally, check_mark, check_receipt, mark_of
 from spes_p2p.protocol.state import ShardRow, shard_row_hash
 from spes_p2p.protocol.statements import Slot, check_statement, slot_of
@@ -67,6 +67,15 @@ class History:
     row_ages: dict[Digest, int] = field(default_factory=dict)
     proofs: dict[PeerId, Evidence] = field(default_factory=dict)
     """Evidence seen, by accused: whoever was evicted for it is evicted again when it comes back."""
+
+    served: dict[Digest, int] = field(default_factory=dict)
+    """Statements that certificates have dealt with, by round: one that comes again, late, is not news."""
+
+    def serve(self, statements: Iterable[Digest], round_number: int) -> None:
+        """Remember what a certificate has dealt with, as long as it would be valid in a cut."""
+        oldest = round_number - max(STATEMENT_ROUNDS, LATE_ROUNDS)
+        self.served = {key: number for key, number in self.served.items() if number >= oldest}
+        self.served.update(dict.fromkeys(statements, round_number))
 
     def keep_proof(self, evidence: Evidence) -> None:
         """Remember a proof, up to a number."""
@@ -135,6 +144,7 @@ class Updates:
         slot, ref = slot_of(signed), Ref(RefKind.STATEMENT, held.hash, NO_DIGEST)
         before = self.slots.get(slot)
         takes = before is None or self._replaces(before.signed, signed)
+        takes = takes and held.hash not in self._history.served
         if not takes and not context.is_wanted(ref):
             return False
         if signed.peer not in context.terms.member_set and before is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spes_p2p.errors import UsageError
-from spes_p2p.testing.sim.faults import faults_text, parse_faults
+from spes_p2p.testing.sim.faults import faults_text
 from spes_p2p.testing.sim.play import Outcome, play
 from spes_p2p.testing.sim.scenario import draw
 
@@ -33,7 +33,8 @@ class Campaign:
     def again(self, seed: int) -> str:
         """The command that plays one seed of it again and shows its trace."""
         peers = "" if self.num_peers is None else f" --peers {self.num_peers}"
-        return f"spes-p2p simulate{peers} --rounds {self.num_rounds} --faults {faults_text(self.faults)} --seed {seed} --trace"
+        faults = faults_text(self.faults)
+        return f"spes-p2p simulate{peers} --rounds {self.num_rounds} --faults {faults} --seed {seed} --trace"
 
 
 def play_seed(campaign: Campaign, seed: int) -> Outcome:
@@ -140,4 +141,3 @@ def summary(outcomes: Iterable[Outcome]) -> dict[str, Any]:
             if outcome.violations or outcome.stuck
         ],
     }
-
