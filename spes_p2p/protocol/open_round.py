@@ -13,6 +13,7 @@ from spes_p2p.protocol.codec import body_hash, check_signature, cut_hash, decode
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import Cuts
 from spes_p2p.protocol.effects import Input
+from spes_p2p.protocol.history import Held, History
 from spes_p2p.protocol.leading import Leader
 from spes_p2p.protocol.messages import (
     Ack,
@@ -41,7 +42,7 @@ from spes_p2p.protocol.messages import (
 from spes_p2p.protocol.params import LATE_ROUNDS
 from spes_p2p.protocol.parts import Parts
 from spes_p2p.protocol.relay import Relay
-from spes_p2p.protocol.updates import Held, History, Updates
+from spes_p2p.protocol.updates import Updates
 from spes_p2p.protocol.voting import Voting
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, RefKind, RefusalReason, Wire
 

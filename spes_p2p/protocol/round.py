@@ -36,6 +36,7 @@ from spes_p2p.protocol.codec import decode, encode
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.effects import Effect, Input
 from spes_p2p.protocol.head import Head, Terms
+from spes_p2p.protocol.history import Held, History
 from spes_p2p.protocol.inbox import Inbox, round_of
 from spes_p2p.protocol.messages import Alive, Claim, Decided, HandoverDone, Join, Leave, Message, TipAsk
 from spes_p2p.protocol.open_round import OpenRound
@@ -43,7 +44,6 @@ from spes_p2p.protocol.outbox import Outbox
 from spes_p2p.protocol.params import LATE_ROUNDS, STATEMENT_ROUNDS
 from spes_p2p.protocol.progress import Progress, progress_of
 from spes_p2p.protocol.roster import admitted
-from spes_p2p.protocol.updates import Held, History
 from spes_p2p.protocol.wire import NO_DIGEST
 
 _KEEP_CERTIFICATES = 64

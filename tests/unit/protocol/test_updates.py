@@ -7,10 +7,10 @@ from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import PeerId
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.codec import bits, encode, pack_float, sign, statement_hash
+from spes_p2p.protocol.history import History
 from spes_p2p.protocol.messages import Ack, Evidence, Manifest, Offer, Receipt, Ref, Refusal, Signed, Want
 from spes_p2p.protocol.norms import Yardstick
 from spes_p2p.protocol.receipts import mark_of
-from spes_p2p.protocol.updates import History
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind, RefKind, RefusalReason
 from spes_p2p.testing.one_voter import OneVoter
 from spes_p2p.testing.protocol_cases import (
