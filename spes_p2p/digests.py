@@ -28,12 +28,11 @@ def digest(tag: str, *fields: Bytes | int) -> Digest:
 
 def hasher(tag: str, *fields: Bytes | int) -> blake3.blake3:
     """`digest` of all fields but the last, for many digests that differ in the last one only."""
-    begun = blake3.blake3()
+    whole: list[Bytes] = []
     for field in (tag.encode(), *fields):
         data = field.to_bytes(8, "little") if isinstance(field, int) else field
-        begun.update(len(data).to_bytes(8, "little"))
-        begun.update(data)
-    return begun
+        whole += (len(data).to_bytes(8, "little"), data)
+    return blake3.blake3(b"".join(whole))
 
 
 def digest_of_rest(begun: blake3.blake3, last: bytes) -> Digest:
@@ -45,7 +44,10 @@ def digest_of_rest(begun: blake3.blake3, last: bytes) -> Digest:
 
 def chunk_digest(chunk: Bytes) -> Digest:
     """Hash of one chunk of a blob (1 MiB, the last one shorter)."""
-    return digest("spes chunk", chunk)
+    begun = hasher("spes chunk")
+    begun.update(memoryview(chunk).nbytes.to_bytes(8, "little"))
+    begun.update(chunk)
+    return Digest(begun.digest())
 
 
 def chunk_digests(data: Bytes) -> tuple[Digest, ...]:

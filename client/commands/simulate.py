@@ -92,7 +92,9 @@ def _play(campaign: Campaign, trace: bool) -> list[Outcome]:
         nonlocal played
         played += 1
         if outcome.violations or outcome.stuck or played % 100 == 0:
-            complain(f"{played} played, seed {outcome.seed}: {'failed' if outcome.violations or outcome.stuck else 'fine'}")
+            complain(
+                f"{played} played, seed {outcome.seed}: {'failed' if outcome.violations or outcome.stuck else 'fine'}"
+            )
 
     return play_all(campaign, finished)
 
@@ -102,5 +104,6 @@ def _say_table(figures: dict[str, Any]) -> None:
     say(f"violations, stuck  {figures['violations']}, {figures['stuck']}")
     say(f"rounds final       {figures['rounds_final']}, {100 * figures['view0_share']:.1f} % of them in view 0")
     say(f"time per round     {figures['round_s_p50']:.1f} s (p50), {figures['round_s_p99']:.1f} s (p99)")
-    say(f"per peer and round {figures['messages_per_peer_round']:.0f} messages, {bytes_text(figures['bytes_per_peer_round'])} sent")
+    messages, sent = figures["messages_per_peer_round"], bytes_text(figures["bytes_per_peer_round"])
+    say(f"per peer and round {messages:.0f} messages, {sent} sent")
     say(f"most by a leader   {bytes_text(figures['leader_bytes_max'])} in its round")

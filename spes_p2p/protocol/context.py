@@ -116,6 +116,11 @@ class Context:
         attempt = self.terms.branch.hex()[:16]
         return Promises(self, f"{self.key}side-{attempt}/" if attempt else f"{self.height_key}ballot/")
 
+    @property
+    def kept(self) -> Promises:
+        """What bodies that this voter has prevoted on this tip are made of."""
+        return Promises(self, f"{self.key}kept/")
+
     def updates_on(self, base: Digest) -> Promises:
         """Promises about the update that builds on a certificate."""
         return Promises(self, f"{self.height_key}on-{base.hex()[:16]}/")

@@ -11,11 +11,12 @@ from spes_p2p.protocol.body import Cut, CutItem
 from spes_p2p.protocol.codec import check_signature, cut_hash
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.evidence import conflicting
+from spes_p2p.protocol.history import Held
 from spes_p2p.protocol.messages import CutAnnouncement, CutMessage, Ref, Signed
 from spes_p2p.protocol.params import MAX_VIEWS_AHEAD
 from spes_p2p.protocol.statements import TENTATIVE_KINDS, Item, Slot, check_cut, item_sort_key
 from spes_p2p.protocol.transition import Transition, advance
-from spes_p2p.protocol.updates import Held, Updates
+from spes_p2p.protocol.updates import Updates
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, RefKind
 
 

@@ -8,9 +8,9 @@ from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.branches import Branches
 from spes_p2p.protocol.head import Head
+from spes_p2p.protocol.history import Held
 from spes_p2p.protocol.params import LATE_ROUNDS
 from spes_p2p.protocol.stash import Stash
-from spes_p2p.protocol.updates import Held
 
 
 @dataclass(slots=True, kw_only=True)

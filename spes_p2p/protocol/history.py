@@ -1,4 +1,4 @@
-"""Statements that are held, and what earlier rounds left."""
+"""What is known about a statement that is held, and what earlier rounds left for the next ones."""
 
 from __future__ import annotations
 
@@ -56,19 +56,21 @@ class History:
     row_ages: dict[Digest, int] = field(default_factory=dict)
     proofs: dict[PeerId, Evidence] = field(default_factory=dict)
     """Evidence seen, by accused: whoever was evicted for it is evicted again when it comes back."""
+
     served: dict[Digest, int] = field(default_factory=dict)
-    """Statements that were served by a certificate -> its round."""
+    """Statements that certificates have dealt with, by round: one that comes again, late, is not news."""
+
+    def serve(self, statements: Iterable[Digest], round_number: int) -> None:
+        """Remember what a certificate has dealt with, as long as it would be valid in a cut."""
+        oldest = round_number - max(STATEMENT_ROUNDS, LATE_ROUNDS)
+        self.served = {key: number for key, number in self.served.items() if number >= oldest}
+        self.served.update(dict.fromkeys(statements, round_number))
 
     def keep_proof(self, evidence: Evidence) -> None:
         """Remember a proof, up to a number."""
         accused = named(evidence)
         if accused in self.proofs or len(self.proofs) < _PROOFS_KEPT:
             self.proofs[accused] = evidence
-
-    def note_served(self, statements: Iterable[Digest], round_number: int) -> None:
-        """These were items of the certificate of a round: a copy that comes again is no news."""
-        self.served = {key: number for key, number in self.served.items() if number >= round_number - STATEMENT_ROUNDS}
-        self.served.update(dict.fromkeys(statements, round_number))
 
     def forget_served(self, after_round: int) -> None:
         """Certificates of later rounds were abandoned."""

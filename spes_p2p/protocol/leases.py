@@ -52,8 +52,8 @@ class _Table:
         self._owned[peer].remove(shard)
 
     def first_with_room(self, shard: int, peers: Collection[PeerId]) -> PeerId | None:
-        order = election.claim_order(self.terms.seed, shard, peers)
-        return next((peer for peer in order if self.room(peer) > 0), None)
+        order = election.claim_order(self.terms.seed, shard, [peer for peer in peers if self.room(peer) > 0])
+        return order[0] if order else None
 
 
 def next_leases(

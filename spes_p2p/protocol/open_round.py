@@ -14,6 +14,7 @@ from spes_p2p.protocol.codec import (
     check_signature,
     cut_hash,
     decode_as,
+    decode_signed,
     encode,
     receipt_hash,
     statement_hash,
@@ -21,6 +22,7 @@ from spes_p2p.protocol.codec import (
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import Cuts
 from spes_p2p.protocol.effects import Input
+from spes_p2p.protocol.history import Held, History
 from spes_p2p.protocol.leading import Leader
 from spes_p2p.protocol.messages import (
     Ack,
@@ -49,7 +51,7 @@ from spes_p2p.protocol.messages import (
 from spes_p2p.protocol.parts import Parts
 from spes_p2p.protocol.relay import Relay
 from spes_p2p.protocol.stash import Stash, served
-from spes_p2p.protocol.updates import Held, History, Updates
+from spes_p2p.protocol.updates import Updates
 from spes_p2p.protocol.voting import Voting
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, RefKind, RefusalReason, Wire
 
@@ -84,11 +86,21 @@ class OpenRound:
 
     def restore(self) -> None:
         """Take up the round where the journal, which the context has, left it."""
-        for slot, data in self.context.ballot.entries().items():
-            if slot.startswith("cut-body/"):
+        kept = self.context.kept.entries()
+        for slot, data in (*self.context.ballot.entries().items(), *kept.items()):
+            if slot.startswith(("cut-body/", "cut/")):
                 cut = decode_as(Cut, data)
                 if cut.round == self.context.terms.round:
-                    self.cuts.learn(cut, ())
+                    self.cuts.learn(cut, self.context.terms.voters)
+            elif slot.startswith("item/"):
+                with suppress(RemoteProtocolError):  # of another ballot of the round
+                    self.updates.add(decode_signed(data))
+        for known in list(self.cuts.known.values()):
+            self.cuts.resolve(known)  # now it asks for the receipts that are kept
+        for slot, data in kept.items():
+            if slot.startswith("receipt/"):
+                with suppress(RemoteProtocolError):
+                    self.updates.add_receipt(decode_as(Receipt, data))
         self.voting.restore()
 
     # --- one round over several ballots ------------------------------------------------------------------------------

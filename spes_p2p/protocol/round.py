@@ -41,6 +41,7 @@ from spes_p2p.protocol.effects import Effect, Input
 from spes_p2p.protocol.greeting import greet, say_join, say_leave
 from spes_p2p.protocol.head import Head, Terms, may_go_on
 from spes_p2p.protocol.height import Height
+from spes_p2p.protocol.history import Held, History
 from spes_p2p.protocol.inbox import Inbox, Parked
 from spes_p2p.protocol.leaving import Leaving
 from spes_p2p.protocol.messages import Decided, HandoverDone, Message, Seen, Side, Signed, TipAsk
@@ -54,7 +55,6 @@ from spes_p2p.protocol.routing import Place, ballot_of, place_of
 from spes_p2p.protocol.siding import Siding
 from spes_p2p.protocol.standing import answer_tip
 from spes_p2p.protocol.stash import Stash, served
-from spes_p2p.protocol.updates import Held, History
 from spes_p2p.protocol.wire import NO_DIGEST
 from spes_p2p.protocol.wishes import Wishes as Wishes
 
@@ -285,7 +285,7 @@ class RoundMachine:
             context.send(receivers, Decided(head.epoch, head.round, head.hash))
         for held in self._round.accepted(certificate.body):
             self._history.remember(held)
-        self._history.note_served(served(certificate.body), head.round)
+        self._history.serve(served(certificate.body), head.round)
         handovers = self._round.handovers(certificate.body.cut)
         carried = self._round.left_over(certificate.body) + (self._height.spent if lost else [])
         spent = self._round.updates_in(certificate.body)

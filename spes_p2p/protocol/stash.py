@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from spes_p2p.ids import Digest
 from spes_p2p.protocol.body import Body, Cut
+from spes_p2p.protocol.history import Held
 from spes_p2p.protocol.messages import Receipt, Signed
-from spes_p2p.protocol.updates import Held
 from spes_p2p.protocol.wire import ItemKind
 
 

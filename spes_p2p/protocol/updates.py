@@ -8,8 +8,7 @@ from spes_p2p.protocol.codec import bitmap, bits, encode, receipt_hash, sign, st
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.effects import CheckPiece, FetchBlob
 from spes_p2p.protocol.evidence import conflicting
-from spes_p2p.protocol.history import Held as Held
-from spes_p2p.protocol.history import History as History
+from spes_p2p.protocol.history import Held, History
 from spes_p2p.protocol.messages import Ack, AckMark, Alive, Claim, Evidence, Manifest, Receipt, Ref, Refusal, Signed
 from spes_p2p.protocol.norms import Yardstick
 from spes_p2p.protocol.receipts import Tally, check_mark, check_receipt, mark_of
@@ -61,10 +60,6 @@ class Updates:
         identity = statement_hash(signed)
         if identity in self.by_hash:
             return False
-        if identity in self._history.served and not self._context.is_wanted(
-            Ref(RefKind.STATEMENT, identity, NO_DIGEST)
-        ):
-            return False  # unless somebody's cut names it
         check_statement(self._context.terms, signed, self._context.verifier)
         return self._insert(Held(signed=signed, hash=identity, held_at_ms=self._context.now_ms))
 
@@ -74,6 +69,7 @@ class Updates:
         slot, ref = slot_of(signed), Ref(RefKind.STATEMENT, held.hash, NO_DIGEST)
         before = self.slots.get(slot)
         takes = before is None or self._replaces(before.signed, signed)
+        takes = takes and held.hash not in self._history.served
         if not takes and not context.is_wanted(ref):
             return False
         if signed.peer not in context.terms.member_set and before is None:

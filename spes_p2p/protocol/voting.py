@@ -99,9 +99,11 @@ class Voting:
         for slot, data in entries.items():
             if slot.startswith("body/"):
                 message = decode_as(BodyMessage, data)
-                self._bodies.learn(message.body, message.merge_lists, ())
+                self._bodies.learn(message.body, message.merge_lists, context.terms.voters)
         if "qc" in entries:
             self.qc = msgspec.msgpack.decode(entries["qc"], type=QuorumCertificate)
+            if self.qc.body not in self._bodies.known:
+                context.want(Ref(RefKind.BODY, self.qc.body, NO_DIGEST), context.terms.voters)
         if "lock" in entries:
             view, body = entries["lock"].decode().split()
             self.lock = Lock(int(view), Digest(bytes.fromhex(body)))
@@ -364,7 +366,23 @@ class Voting:
             self._context.notify(f"view {self.view}: prevote nil: {verdict}", "warning")
             self._cast(Step.PREVOTE, NO_DIGEST, held=False)
         else:
+            self._keep(known)
             self._cast(Step.PREVOTE, known.hash, held=known.held)
+
+    def _keep(self, known: KnownBody) -> None:
+        """Journal a body and everything that its objective checks need, before the vote for it leaves.
+
+        A quorum certificate binds all later leaders to its body. If its voters all crash, one of them must still be
+        able to show the others what it was made of: the cut, its statements, and exactly these receipts.
+        """
+        context, cut = self._context, self._cuts.known[known.body.cut]
+        context.ballot.persist(f"body/{known.hash.hex()}", encode(BodyMessage(known.body, known.merge_lists)))
+        context.kept.persist(f"cut/{cut.hash.hex()}", encode(cut.cut))
+        for item in cut.items or ():
+            context.kept.persist(f"item/{item.entry.statement.hex()}", encode(item.signed))
+            if item.entry.receipt != NO_DIGEST:
+                receipt = self._updates.receipts[item.entry.receipt]
+                context.kept.persist(f"receipt/{item.entry.receipt.hex()}", encode(receipt))
 
     def _judge(self, proposal: Proposal, known: KnownBody) -> str | None:
         """None: wait; empty: prevote it; else why the prevote is nil."""
@@ -445,7 +463,7 @@ class Voting:
         ballot = self._context.ballot
         # in this order: a torn write may not leave a lock that nothing this voter knows can serve or release
         ballot.persist("qc", encode(self.qc))
-        ballot.persist(f"body/{known.hash.hex()}", encode(BodyMessage(known.body, known.merge_lists)))
+        self._keep(known)
         ballot.persist("lock", f"{self.view} {known.hash.hex()}".encode())
         self._cast(Step.PRECOMMIT, known.hash, held=False)
 

@@ -16,12 +16,12 @@ from spes_p2p.ports import Verifier
 from spes_p2p.protocol import certificate, cuts, election, roster, statements, transition, voting
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.bodies import Bodies, KnownBody
-from spes_p2p.protocol.body import Cut
+from spes_p2p.protocol.body import Certificate, Cut
 from spes_p2p.protocol.context import Promises
 from spes_p2p.protocol.cuts import Cuts
 from spes_p2p.protocol.effects import Effect
 from spes_p2p.protocol.head import Terms
-from spes_p2p.protocol.messages import AckMark, Manifest, Proposal, QuorumCertificate, Receipt, Signed
+from spes_p2p.protocol.messages import AckMark, Manifest, Proposal, QuorumCertificate, Receipt
 from spes_p2p.protocol.params import quorum
 from spes_p2p.protocol.parts import Parts
 from spes_p2p.protocol.receipts import Tally
@@ -44,11 +44,11 @@ Patch = tuple[object, str, object]
 
 def small_quorum() -> list[Patch]:
     """One vote less than a quorum decides."""
-    right = Terms.quorum.fget  # type: ignore[attr-defined]  # mypy sees the value of a property, not the property
-    return [
-        (Terms, "quorum", property(lambda self: max(1, right(self) - 1))),
-        (certificate, "quorum", lambda num_voters: max(1, quorum(num_voters) - 1)),
-    ]
+
+    def fewer(num_voters: int) -> int:
+        return max(1, quorum(num_voters) - 1)
+
+    return [(Terms, "quorum", property(lambda self: fewer(len(self.voters)))), (certificate, "quorum", fewer)]
 
 
 def no_lock() -> list[Patch]:
@@ -93,14 +93,18 @@ def local_checks_of_a_qc() -> list[Patch]:
 
 def views_add_up() -> list[Patch]:
     """Votes of different views count together."""
+    right = Voting.decided
 
-    def votes_for(self: Voting, step: Step, view: int, body: Digest) -> dict[PeerId, Signed]:
-        found: dict[PeerId, Signed] = {}
-        for votes in self.votes[step].values():
-            found |= {peer: vote for peer, vote in votes.items() if getattr(vote.body, "body", None) == body}
-        return dict(sorted(found.items()))
+    def decided(self: Voting) -> Certificate | None:
+        by_view = self.votes[Step.PRECOMMIT]
+        together = {peer: vote for votes in by_view.values() for peer, vote in votes.items()}
+        self.votes[Step.PRECOMMIT] = {max(by_view, default=0): together}
+        try:
+            return right(self)
+        finally:
+            self.votes[Step.PRECOMMIT] = by_view
 
-    return [(Voting, "votes_for", votes_for)]
+    return [(Voting, "decided", decided)]
 
 
 def early_views() -> list[Patch]:
@@ -248,12 +252,10 @@ def kept_on_trust() -> list[Patch]:
 def one_digest() -> list[Patch]:
     """One aggregator's word is enough for a part."""
 
-    def one(self: Parts, updates: Digest, part: int, value: Digest) -> tuple[PeerId, ...]:
-        found = supporters(self, updates, part, value)
-        return found * self._context.terms.replicas
+    def is_backed(self: Parts, updates: Digest, part: int, value: Digest) -> bool:
+        return bool(self.supporters(updates, part, value))
 
-    supporters = Parts.supporters
-    return [(Parts, "supporters", one)]
+    return [(Parts, "is_backed", is_backed)]
 
 
 def no_recheck() -> list[Patch]:

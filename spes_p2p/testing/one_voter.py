@@ -13,6 +13,7 @@ from spes_p2p.protocol.certificate import make_qc
 from spes_p2p.protocol.codec import body_hash, cut_hash, decode, sign
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.head import Head, Terms
+from spes_p2p.protocol.history import History
 from spes_p2p.protocol.messages import (
     CutAnnouncement,
     CutMessage,
@@ -30,7 +31,6 @@ from spes_p2p.protocol.open_round import OpenRound
 from spes_p2p.protocol.outbox import Outbox
 from spes_p2p.protocol.statements import Item
 from spes_p2p.protocol.transition import Transition, advance
-from spes_p2p.protocol.updates import History
 from spes_p2p.protocol.wire import Step
 from spes_p2p.testing.protocol_cases import body_of, cut_of, vote_of
 

@@ -99,6 +99,8 @@ class Swarm(Clockwork):
         self.work = Work(self)
         self.crashed: Callable[[SimPeer, Point], None] = lambda peer, point: None
         """Called after a crash at a journal point."""
+        self.passes: Callable[[SimPeer, Point], None] = lambda peer, point: None
+        """Called at every journal point; its number is `peer.num_points`."""
         sizes = PieceSizes(
             expert_blob_bytes=100_000,
             psi_piece_bytes=10_000,
@@ -331,6 +333,7 @@ class Swarm(Clockwork):
 
     def _crashes(self, peer: SimPeer, point: Point) -> bool:
         peer.num_points += 1
+        self.passes(peer, point)
         if peer.num_points not in peer.crash_points:
             return False
         down_ms = peer.crash_points.pop(peer.num_points)

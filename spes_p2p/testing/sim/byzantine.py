@@ -24,8 +24,8 @@ def equivocator(me: Signer, other_half: frozenset[PeerId]) -> Callable[[fx.Send]
         match message:
             case Signed(peer=peer, body=Vote()) if peer == me.peer_id:
                 return encode(_other_vote(me, message))
-            case Signed(peer=peer, body=Manifest()) if peer == me.peer_id:
-                return encode(sign(me, structs.replace(message.body, tokens=message.body.tokens + 1)))
+            case Signed(peer=peer, body=Manifest() as manifest) if peer == me.peer_id:
+                return encode(sign(me, structs.replace(manifest, tokens=manifest.tokens + 1)))
             case CutMessage() if message.announcement.peer == me.peer_id:
                 return encode(_other_cut(me, message))
             case ProposalMessage() if message.proposal.peer == me.peer_id:

@@ -33,7 +33,8 @@ class Campaign:
     def again(self, seed: int) -> str:
         """The command that plays one seed of it again and shows its trace."""
         peers = "" if self.num_peers is None else f" --peers {self.num_peers}"
-        return f"spes-p2p simulate{peers} --rounds {self.num_rounds} --faults {faults_text(self.faults)} --seed {seed} --trace"
+        faults = faults_text(self.faults)
+        return f"spes-p2p simulate{peers} --rounds {self.num_rounds} --faults {faults} --seed {seed} --trace"
 
 
 def play_seed(campaign: Campaign, seed: int) -> Outcome:

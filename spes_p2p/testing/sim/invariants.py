@@ -233,7 +233,7 @@ class Monitor:
         new = set(head.state.voters) - set(before.voters)
         founders = set(head.run.manifest.founders)
         fallen = len(head.state.voters) < MIN_BYZANTINE_VOTERS  # then the founders vote, or all who qualify
-        if len(new) > rules.most_new_voters(before) and not (fallen or new <= founders):
+        if len(new) > rules.most_new_voters(before, head) and not (fallen or new <= founders):
             raise self.broken(f"S8: {len(new)} new voters in round {head.round}")
         for peer in body.newcomers:
             if peer not in self._swarm.peers:

@@ -1,6 +1,6 @@
 """Liveness after healing (docs/protocol.md, section 10): three rounds are played, each within its bound.
 
-    a round      training, then three times the transfer budget and the time-outs of the open view and f more, + 4 delays
+    a round      training, then three times the transfer budget and the time-outs of the open view and f more, 4 delays
     one tip      who runs has adopted the second round within one more bound
     vacant       no shard is without an owner for three rounds while a member has room
     receipted    an update whose receipt its author held is in one of the two certificates from then on, unless a newer

@@ -53,8 +53,10 @@ class Outcome:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Outcome:
         """Inverse of `to_json`."""
-        lists = ("violations", "stuck", "views", "round_ms")
-        return cls(**{name: tuple(item) if name in lists else item for name, item in value.items()})
+        fields: dict[str, Any] = dict(value)
+        for name in ("violations", "stuck", "views", "round_ms"):
+            fields[name] = tuple(fields[name])
+        return cls(**fields)
 
 
 @dataclass(slots=True)

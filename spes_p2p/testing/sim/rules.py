@@ -50,11 +50,11 @@ def promise_slot(signed: Signed) -> Slot | None:
     return exclusive_slot(signed)
 
 
-def most_new_voters(before: Terms) -> int:
-    """By how many the voters may grow."""
+def most_new_voters(before: Terms, head: Head) -> int:
+    """By how many the voters may grow; invited runs fill up to 4 at once, also after some have gone."""
     growth = max(1, len(before.voters) // 4)
     if before.config.protocol.admission != "open":
-        growth = max(growth, MIN_BYZANTINE_VOTERS - len(before.voters))
+        growth = max(growth, MIN_BYZANTINE_VOTERS - len(set(before.voters) & set(head.state.members)))
     return growth
 
 

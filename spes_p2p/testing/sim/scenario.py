@@ -90,18 +90,18 @@ def _config(source: random.Random, number: int, *, plain: bool) -> RunConfig:
     )
     if not plain and number < LARGE_SWARM:
         num_experts = source.choice((2, 8, 8, 16))
-    protocol = ProtocolConfig(
-        round_max_ms=40_000,
-        round_min_ms=5_000,
-        train_grace_ms=5_000,
-        min_rate_bytes_per_s=5_000_000,
-        view_timeout_base_ms=2_000,
-        view_timeout_step_ms=1_000,
-        resend_ms=1_000,
-        parts=DEMO_PARTS,
-        patience_ms=10_000,
-        **kind,
-    )
+    times = {
+        "round_max_ms": 40_000,
+        "round_min_ms": 5_000,
+        "train_grace_ms": 5_000,
+        "min_rate_bytes_per_s": 5_000_000,
+        "view_timeout_base_ms": 2_000,
+        "view_timeout_step_ms": 1_000,
+        "resend_ms": 1_000,
+        "parts": DEMO_PARTS,
+        "patience_ms": 10_000,
+    }
+    protocol = ProtocolConfig.model_validate({**times, **kind})
     model = ModelConfig(num_experts=max(2, num_experts), top_k=2)
     return RunConfig(protocol=protocol, training=training, model=model)
 

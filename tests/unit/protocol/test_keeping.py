@@ -10,6 +10,7 @@ from spes_p2p.digests import digest
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.codec import body_hash, encode, pack_float, sign, statement_hash
+from spes_p2p.protocol.history import Held, History
 from spes_p2p.protocol.messages import (
     BodyMessage,
     Evidence,
@@ -27,7 +28,6 @@ from spes_p2p.protocol.norms import Yardstick
 from spes_p2p.protocol.params import MAX_VIEWS_AHEAD
 from spes_p2p.protocol.progress import progress_of
 from spes_p2p.protocol.state import ShardRow
-from spes_p2p.protocol.updates import Held, History
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind, RefKind, RefusalReason, Step
 from spes_p2p.testing.one_voter import OneVoter
 from spes_p2p.testing.protocol_cases import (

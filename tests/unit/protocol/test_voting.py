@@ -9,11 +9,11 @@ from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.body import Body
 from spes_p2p.protocol.certificate import verify_certificate
 from spes_p2p.protocol.codec import body_hash
-from spes_p2p.protocol.messages import Evidence, ProposalMessage, Receipt, Signed
+from spes_p2p.protocol.messages import Evidence, ProposalMessage, Receipt, Ref, Signed, Want
 from spes_p2p.protocol.params import MAX_VIEWS_AHEAD
 from spes_p2p.protocol.statements import Item
 from spes_p2p.protocol.transition import Transition
-from spes_p2p.protocol.wire import NO_DIGEST, Step
+from spes_p2p.protocol.wire import NO_DIGEST, RefKind, Step
 from spes_p2p.testing.one_voter import OneVoter
 from spes_p2p.testing.protocol_cases import (
     alive_of,
@@ -471,6 +471,21 @@ def test_a_leader_builds_on_an_older_quorum_certificate_and_gives_way_to_one_of_
     assert (3 in voter.round.cuts.announced) is bool(proposed)
 
 
+def test_a_part_whose_result_nobody_here_can_have_is_averaged_by_the_next_in_order() -> None:
+    voter, body, transition = with_updates()
+    order = voter.terms.aggregators
+    part = next(p for p in range(4) if order[p].index(voter.me.peer_id) == voter.terms.replicas)
+    voter.digests_come(transition, body, [part])
+
+    def asked() -> bool:
+        return any(isinstance(e, fx.Aggregate) and e.part == part and not e.recheck for e in voter.effects)
+
+    voter.wait(voter.terms.transfer_budget_ms // 2 - 100)
+    assert not asked()
+    voter.wait(200)
+    assert asked()
+
+
 # --- restarts --------------------------------------------------------------------------------------------------------
 
 
@@ -493,3 +508,47 @@ def test_after_a_restart_another_proposal_of_the_view_gets_the_old_vote() -> Non
     again = settled(journal=voter.journal)
     again.propose(other_body(again, 0))
     assert again.votes(PREVOTE) == [(identity, True)]
+
+
+def prevoted_with_updates() -> tuple[OneVoter, Digest]:
+    """A voter that has prevoted a body of four updates."""
+    voter, body, transition = with_updates()
+    voter.digests_come(transition, body, range(4))
+    hold_all(voter, body)
+    identity = voter.propose(body)
+    hold_all(voter, body)
+    voter.wait(PROTOCOL.round_min)
+    assert voter.votes(PREVOTE) == [(identity, True)]
+    return voter, identity
+
+
+def test_after_a_restart_a_prevoted_body_is_known_with_all_that_it_was_made_of() -> None:
+    items = trained_items(HEAD, PEERS)
+    voter, identity = prevoted_with_updates()
+    again = OneVoter(HEAD, PEERS, voter.journal)
+    known = again.round.bodies.known[identity]
+    assert (known.derived, known.problem) == (True, None)
+    assert {item.signed for item in items} <= {held.signed for held in again.round.updates.by_hash.values()}
+    assert {receipt.manifest for receipt in again.round.updates.receipts.values()} == {
+        item.entry.statement for item in items
+    }
+
+
+def test_a_torn_journal_leaves_nothing_that_is_wrong() -> None:
+    voter, _ = prevoted_with_updates()
+    entries = list(voter.journal.items())
+    for kept in range(len(entries)):
+        again = OneVoter(HEAD, PEERS, dict(entries[:kept]))
+        assert all(known.problem is None for known in again.round.bodies.known.values())
+        assert all(cut.problem is None for cut in again.round.cuts.known.values())
+
+
+def test_a_quorum_certificate_whose_body_is_lost_makes_a_restarted_voter_ask_for_it() -> None:
+    voter = settled()
+    body = body_of(HEAD, voter.cut(ALIVE))
+    voter.others_vote(PREVOTE, body_hash(body))
+    assert voter.round.voting.qc is not None
+    again = OneVoter(HEAD, PEERS, voter.journal)
+    again.wait(100)
+    wanted = [ref for _, message in again.sent if isinstance(message, Want) for ref in message.refs]
+    assert Ref(RefKind.BODY, body_hash(body), NO_DIGEST) in wanted
