@@ -20,6 +20,7 @@ from spes_p2p.protocol.messages import RunManifest
 from spes_p2p.protocol.params import (
     LATE_ROUNDS,
     MAX_MEMBERS_WHO_HEAR_ALL,
+    STATEMENT_ROUNDS,
     PieceSizes,
     expert_acks,
     faults,
@@ -29,7 +30,7 @@ from spes_p2p.protocol.params import (
     transfer_budget_ms,
 )
 from spes_p2p.protocol.state import LeaseRow, RosterRow, ShardRow, State, apply_deltas
-from spes_p2p.protocol.wire import NO_DIGEST
+from spes_p2p.protocol.wire import NO_DIGEST, ItemKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,8 @@ class Head:
     merge_root: Digest = NO_DIGEST
     delivered: tuple[int, ...] = ()
     """Shards whose row this certificate changed: an update of each is in its cut."""
+    served: tuple[tuple[int, tuple[Digest, ...]], ...] = field(default=(), compare=False)
+    """(round, statements that its certificate dealt with for good) of the newest certificates, as far as known here."""
     recent: tuple[tuple[int, Digest], ...] = ()
     """(round, certificate hash) of the newest certificates, this one included: the fencing tokens that are valid."""
 
@@ -112,10 +115,26 @@ def next_head(head: Head, body: Body) -> Head:
     """Head after a certified body that extends `head`. Raises RemoteProtocolError if it does not extend it."""
     if (body.run, body.epoch, body.round, body.prev) != (head.run.run_id, head.epoch, head.round + 1, head.hash):
         raise RemoteProtocolError(None, f"body of round {body.round} does not extend round {head.round}")
-    return head_after(head.run, body, apply_deltas(head.state, body), head.recent)
+    return head_after(head.run, body, apply_deltas(head.state, body), head.recent, head.served)
 
 
-def head_after(run: Run, body: Body, state: State, recent: tuple[tuple[int, Digest], ...]) -> Head:
+def served_by(body: Body) -> tuple[Digest, ...]:
+    """Statements that a certificate has dealt with for good: no cut needs them again."""
+    carried = {remark.entry for remark in body.carried}
+    return tuple(
+        entry.statement
+        for place, entry in enumerate(body.entries)
+        if place not in carried and entry.kind is not ItemKind.ALIVE
+    )
+
+
+def head_after(
+    run: Run,
+    body: Body,
+    state: State,
+    recent: tuple[tuple[int, Digest], ...],
+    served: tuple[tuple[int, tuple[Digest, ...]], ...] = (),
+) -> Head:
     """Head after a certified body. `state`: the tables that it makes, checked against its roots; `recent`: of the head
     before it. Raises RemoteProtocolError for a malformed alpha."""
     if len(body.merge_alpha) not in (0, FLOAT_BYTES):
@@ -135,6 +154,7 @@ def head_after(run: Run, body: Body, state: State, recent: tuple[tuple[int, Dige
         merge_alpha=unpack_float(body.merge_alpha) if body.merge_alpha else 0.0,
         merge_root=body.merge_root,
         delivered=tuple(change.shard for change in body.shard_delta),
+        served=(*served, (body.round, served_by(body)))[-(max(STATEMENT_ROUNDS, LATE_ROUNDS) + 1) :],
         recent=(*recent, (body.round, identity))[-(LATE_ROUNDS + 1) :],
     )
 
@@ -152,6 +172,11 @@ class Terms:
         object.__setattr__(self, "round", head.round + 1)
         seed = election.next_seed(head.run.run_id, head.round + 1, head.seed, head.hash)
         object.__setattr__(self, "seed", seed)
+
+    @cached_property
+    def served(self) -> frozenset[Digest]:
+        """Statements that the newest certificates have dealt with: one that comes again, late or twice, is not news."""
+        return frozenset(statement for _, statements in self.head.served for statement in statements)
 
     @property
     def config(self) -> RunConfig:

@@ -13,6 +13,7 @@ from spes_p2p.protocol.codec import body_hash, check_signature, cut_hash, decode
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import Cuts
 from spes_p2p.protocol.effects import Input
+from spes_p2p.protocol.head import served_by
 from spes_p2p.protocol.history import Held, History
 from spes_p2p.protocol.leading import Leader
 from spes_p2p.protocol.messages import (
@@ -428,21 +429,12 @@ class OpenRound:
 
     def left_over(self, body: Body) -> list[Held]:
         """Statements that were not served by the certificate and may be items of the next cut."""
-        done = self.served(body)
+        done = set(served_by(body))
         return [
             held
             for (kind, _, _), held in self.updates.slots.items()
             if kind is not ItemKind.ALIVE and held.hash not in done
         ]
-
-    def served(self, body: Body) -> frozenset[Digest]:
-        """Statements that a certificate has dealt with for good."""
-        carried = {remark.entry for remark in body.carried}
-        return frozenset(
-            entry.statement
-            for place, entry in enumerate(body.entries)
-            if place not in carried and entry.kind is not ItemKind.ALIVE
-        )
 
     def carry(self, held: Held) -> None:
         """Take over a statement of the previous round. Raises RemoteProtocolError if it is no longer valid."""

@@ -257,7 +257,6 @@ class RoundMachine:
             context.send(receivers, Decided(terms.head.epoch, terms.round, head.hash))
         for held in self._round.accepted(certificate.body):
             self._history.remember(held)
-        self._history.serve(self._round.served(certificate.body), head.round)
         self._effects += context.effects
         self._effects.append(
             fx.Adopt(
