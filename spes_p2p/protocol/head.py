@@ -21,6 +21,7 @@ from spes_p2p.protocol.params import (
     LATE_ROUNDS,
     MAX_MEMBERS_WHO_HEAR_ALL,
     MIN_BYZANTINE_VOTERS,
+    STATEMENT_ROUNDS,
     PieceSizes,
     expert_acks,
     faults,
@@ -63,6 +64,8 @@ class Head:
     merge_root: Digest = NO_DIGEST
     delivered: tuple[int, ...] = ()
     """Shards whose row this certificate changed: an update of each is in its cut."""
+    served: tuple[tuple[int, tuple[Digest, ...]], ...] = field(default=(), compare=False)
+    """(round, statements that its certificate dealt with for good) of the newest certificates, as far as known here."""
     recent: tuple[tuple[int, Digest], ...] = ()
     """(round, certificate hash) of the newest certificates, this one included: the fencing tokens that are valid."""
     present: frozenset[PeerId] = frozenset()
@@ -162,7 +165,7 @@ def next_head(head: Head, body: Body) -> Head:
         body.epoch != head.epoch and not recovers
     ):
         raise RemoteProtocolError(None, f"body of round {body.round} does not extend round {head.round}")
-    after = head_after(head.run, body, apply_deltas(head.state, body), head.recent)
+    after = head_after(head.run, body, apply_deltas(head.state, body), head.recent, head.served)
     forked = LATE_ROUNDS + 1 if not body.final or body.via != NO_DIGEST else max(0, head.forked - 1)
     if body.final:
         return replace(after, forked=forked)
@@ -170,7 +173,23 @@ def next_head(head: Head, body: Body) -> Head:
     return replace(after, forked=forked, present=present, side=side_of(head, body.side), base=head, trunk=trunk)
 
 
-def head_after(run: Run, body: Body, state: State, recent: tuple[tuple[int, Digest], ...]) -> Head:
+def served_by(body: Body) -> tuple[Digest, ...]:
+    """Statements that a certificate has dealt with for good: no cut needs them again."""
+    carried = {remark.entry for remark in body.carried}
+    return tuple(
+        entry.statement
+        for place, entry in enumerate(body.entries)
+        if place not in carried and entry.kind is not ItemKind.ALIVE
+    )
+
+
+def head_after(
+    run: Run,
+    body: Body,
+    state: State,
+    recent: tuple[tuple[int, Digest], ...],
+    served: tuple[tuple[int, tuple[Digest, ...]], ...] = (),
+) -> Head:
     """Head after a certified final body. `state`: the tables that it makes, checked against its roots; `recent`: of
     the head before it. Raises RemoteProtocolError for a malformed alpha."""
     if len(body.merge_alpha) not in (0, FLOAT_BYTES):
@@ -190,6 +209,7 @@ def head_after(run: Run, body: Body, state: State, recent: tuple[tuple[int, Dige
         merge_alpha=unpack_float(body.merge_alpha) if body.merge_alpha else 0.0,
         merge_root=body.merge_root,
         delivered=tuple(change.shard for change in body.shard_delta),
+        served=(*served, (body.round, served_by(body)))[-(max(STATEMENT_ROUNDS, LATE_ROUNDS) + 1) :],
         recent=(*recent, (body.round, identity))[-(LATE_ROUNDS + 1) :],
         present=frozenset(row.peer for row in state.roster if row.last_item_round == body.round),
         tokens=body.tokens,
@@ -242,6 +262,11 @@ class Terms:
         object.__setattr__(self, "round", head.round + 1)
         seed = election.next_seed(head.run.run_id, head.round + 1, head.seed, head.hash)
         object.__setattr__(self, "seed", seed)
+
+    @cached_property
+    def served(self) -> frozenset[Digest]:
+        """Statements that the newest certificates have dealt with: one that comes again, late or twice, is not news."""
+        return frozenset(statement for _, statements in self.head.served for statement in statements)
 
     @property
     def config(self) -> RunConfig:

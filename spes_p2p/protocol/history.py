@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol.evidence import named
 from spes_p2p.protocol.messages import AckMark, Evidence, Manifest, Receipt, Signed
 from spes_p2p.protocol.norms import Yardstick
-from spes_p2p.protocol.params import LATE_ROUNDS, STATEMENT_ROUNDS
+from spes_p2p.protocol.params import LATE_ROUNDS
 from spes_p2p.protocol.state import ShardRow, shard_row_hash
 from spes_p2p.protocol.wire import NO_DIGEST, RefusalReason
 
@@ -57,24 +56,11 @@ class History:
     proofs: dict[PeerId, Evidence] = field(default_factory=dict)
     """Evidence seen, by accused: whoever was evicted for it is evicted again when it comes back."""
 
-    served: dict[Digest, int] = field(default_factory=dict)
-    """Statements that certificates have dealt with, by round: one that comes again, late, is not news."""
-
-    def serve(self, statements: Iterable[Digest], round_number: int) -> None:
-        """Remember what a certificate has dealt with, as long as it would be valid in a cut."""
-        oldest = round_number - max(STATEMENT_ROUNDS, LATE_ROUNDS)
-        self.served = {key: number for key, number in self.served.items() if number >= oldest}
-        self.served.update(dict.fromkeys(statements, round_number))
-
     def keep_proof(self, evidence: Evidence) -> None:
         """Remember a proof, up to a number."""
         accused = named(evidence)
         if accused in self.proofs or len(self.proofs) < _PROOFS_KEPT:
             self.proofs[accused] = evidence
-
-    def forget_served(self, after_round: int) -> None:
-        """Certificates of later rounds were abandoned."""
-        self.served = {key: number for key, number in self.served.items() if number <= after_round}
 
     def remember(self, held: Held) -> None:
         """Norms of an accepted update feed the bound of the next rounds."""

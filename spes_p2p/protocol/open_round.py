@@ -22,6 +22,7 @@ from spes_p2p.protocol.codec import (
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import Cuts
 from spes_p2p.protocol.effects import Input
+from spes_p2p.protocol.head import served_by
 from spes_p2p.protocol.history import Held, History
 from spes_p2p.protocol.leading import Leader
 from spes_p2p.protocol.messages import (
@@ -50,7 +51,7 @@ from spes_p2p.protocol.messages import (
 )
 from spes_p2p.protocol.parts import Parts
 from spes_p2p.protocol.relay import Relay
-from spes_p2p.protocol.stash import Stash, served
+from spes_p2p.protocol.stash import Stash
 from spes_p2p.protocol.updates import Updates
 from spes_p2p.protocol.voting import Voting
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, RefKind, RefusalReason, Wire
@@ -488,7 +489,7 @@ class OpenRound:
 
     def left_over(self, body: Body) -> list[Held]:
         """Statements that were not served by the certificate and may be items of the next cut."""
-        done = served(body)
+        done = set(served_by(body))
         return [
             held
             for (kind, _, _), held in self.updates.slots.items()

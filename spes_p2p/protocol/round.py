@@ -54,7 +54,7 @@ from spes_p2p.protocol.rescue import Rescue
 from spes_p2p.protocol.routing import Place, ballot_of, place_of
 from spes_p2p.protocol.siding import Siding
 from spes_p2p.protocol.standing import answer_tip
-from spes_p2p.protocol.stash import Stash, served
+from spes_p2p.protocol.stash import Stash
 from spes_p2p.protocol.wire import NO_DIGEST
 from spes_p2p.protocol.wishes import Wishes as Wishes
 
@@ -285,7 +285,6 @@ class RoundMachine:
             context.send(receivers, Decided(head.epoch, head.round, head.hash))
         for held in self._round.accepted(certificate.body):
             self._history.remember(held)
-        self._history.serve(served(certificate.body), head.round)
         handovers = self._round.handovers(certificate.body.cut)
         carried = self._round.left_over(certificate.body) + (self._height.spent if lost else [])
         spent = self._round.updates_in(certificate.body)
@@ -325,7 +324,6 @@ class RoundMachine:
         for number in [number for number in self._chain if number > after_round]:
             del self._chain[number]
             self._certificates.pop(number, None)
-        self._history.forget_served(after_round)
 
     def _greet(self) -> None:
         greet(self._round, self._wishes, self._leaving, finished=self._finished)

@@ -1,24 +1,13 @@
-"""What one ballot of a round leaves to the next, and what a certificate has served for good."""
+"""What one ballot of a round leaves to the next."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from spes_p2p.ids import Digest
-from spes_p2p.protocol.body import Body, Cut
+from spes_p2p.protocol.body import Cut
 from spes_p2p.protocol.history import Held
 from spes_p2p.protocol.messages import Receipt, Signed
-from spes_p2p.protocol.wire import ItemKind
-
-
-def served(body: Body) -> frozenset[Digest]:
-    """Statements that a certificate serves for good."""
-    carried = {remark.entry for remark in body.carried}
-    return frozenset(
-        entry.statement
-        for place, entry in enumerate(body.entries)
-        if place not in carried and entry.kind is not ItemKind.ALIVE
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

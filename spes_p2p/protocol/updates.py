@@ -69,7 +69,7 @@ class Updates:
         slot, ref = slot_of(signed), Ref(RefKind.STATEMENT, held.hash, NO_DIGEST)
         before = self.slots.get(slot)
         takes = before is None or self._replaces(before.signed, signed)
-        takes = takes and held.hash not in self._history.served
+        takes = takes and held.hash not in context.terms.served
         if not takes and not context.is_wanted(ref):
             return False
         if signed.peer not in context.terms.member_set and before is None:

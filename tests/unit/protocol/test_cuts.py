@@ -247,7 +247,7 @@ def test_a_cut_names_everything_that_is_held_and_each_member_as_alive_once() -> 
 def test_an_update_that_is_not_newer_than_its_peers_newest_is_no_item() -> None:
     after = follow(HEAD, trained_items(HEAD, PEERS))
     voter = OneVoter(after, PEERS)
-    old = update_of(HEAD, PEERS[0])
+    old = update_of(HEAD, PEERS[0], note="another")
     voter.round.late(PEERS[1].peer_id, old)
     held = voter.round.updates.slots[ItemKind.UPDATE, PEERS[0].peer_id, 2]
     held.receipt = receipt_of(old, PEERS)

@@ -2,12 +2,11 @@ import msgspec
 import pytest
 
 from spes_p2p.crypto import Identity
-from spes_p2p.digests import digest
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import PeerId
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.codec import bits, encode, pack_float, sign, statement_hash
-from spes_p2p.protocol.history import History
+from spes_p2p.protocol.head import Terms
 from spes_p2p.protocol.messages import Ack, Evidence, Manifest, Offer, Receipt, Ref, Refusal, Signed, Want
 from spes_p2p.protocol.norms import Yardstick
 from spes_p2p.protocol.receipts import mark_of
@@ -18,6 +17,7 @@ from spes_p2p.testing.protocol_cases import (
     alive_of,
     claim_of,
     follow,
+    genesis_of,
     identities,
     item_of,
     owned_head,
@@ -410,10 +410,9 @@ def test_a_result_of_a_round_too_long_ago_is_not_published() -> None:
 
 
 def test_a_statement_that_was_served_and_comes_again_is_kept_only_if_a_cut_names_it() -> None:
-    voter = OneVoter(HEAD, PEERS)
-    claim = claim_of(HEAD, voter.others[0])
+    voter = OneVoter(HEAD, PEERS)  # after a restart too: what was served follows from the certificates
+    claim = claim_of(genesis_of(PEERS), voter.others[0])
     slot, identity = (ItemKind.CLAIM, claim.peer, 0), statement_hash(claim)
-    voter.round.updates._history.serve([identity], HEAD.round)
     voter.hear(voter.others[0], claim)
     assert (slot in voter.round.updates.slots, identity in voter.round.updates.by_hash) == (False, False)
     voter.cut([item_of(claim)])
@@ -422,9 +421,8 @@ def test_a_statement_that_was_served_and_comes_again_is_kept_only_if_a_cut_names
 
 
 def test_what_was_served_is_forgotten_once_no_cut_may_name_it() -> None:
-    history = History()
-    history.serve([digest("old")], 3)
-    history.serve([digest("new")], 5)
-    assert set(history.served) == {digest("old"), digest("new")}
-    history.serve([], 6)
-    assert set(history.served) == {digest("new")}
+    claim = claim_of(genesis_of(PEERS), PEERS[0])
+    head = follow(genesis_of(PEERS), [item_of(claim)])
+    for number in range(1, 5):
+        assert (statement_hash(claim) in Terms(head).served) is (number <= 3)
+        head = follow(head, [item_of(alive_of(head, PEERS[0]))])
