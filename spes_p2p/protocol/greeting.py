@@ -1,7 +1,8 @@
-"""What a peer says of itself when a round opens: alive, a claim, a leave, or that it asks to join."""
+"""What a peer says and does when a round opens: alive, a claim, a leave; it trains, or asks to join."""
 
 from __future__ import annotations
 
+from spes_p2p.protocol.effects import Train
 from spes_p2p.protocol.leaving import Leaving
 from spes_p2p.protocol.messages import Alive, Claim, Join, Leave
 from spes_p2p.protocol.open_round import OpenRound
@@ -27,6 +28,23 @@ def greet(open_round: OpenRound, wishes: Wishes, leaving: Leaving | None, *, fin
         slot = "alive" if trains else "alive-no-more"
         alive = Alive(head.run.run_id, head.epoch, context.terms.round, trains)
         open_round.say(context.sign_once(slot, alive))
+
+
+def begin(open_round: OpenRound, wishes: Wishes, *, stays: bool) -> None:
+    """The state that the round begins from is on disk. `stays`: this peer neither leaves nor has stopped for good."""
+    context = open_round.context
+    if context.state_ready:
+        return
+    context.state_ready = True
+    if not context.is_member:
+        if stays:
+            say_join(open_round, wishes)
+        return
+    resumed = open_round.resume_update()  # whether or not it trains again
+    if open_round.will_train and not resumed:
+        head = context.terms.head
+        context.emit(Train(round=context.terms.round, inner_steps=head.inner_steps, base=head.hash))
+        open_round.training = True
 
 
 def _say_claim(open_round: OpenRound, wishes: Wishes) -> None:

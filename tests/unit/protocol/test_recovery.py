@@ -11,7 +11,8 @@ from spes_p2p.protocol.codec import body_hash, encode
 from spes_p2p.protocol.head import Head, Terms, next_head
 from spes_p2p.protocol.params import RECOVERY_MS
 from spes_p2p.protocol.recovery import has_split, kept_members, recover, sign_recovery, verify_recovery
-from spes_p2p.protocol.round import SPLIT, RoundMachine, Wishes
+from spes_p2p.protocol.rescue import SPLIT
+from spes_p2p.protocol.round import RoundMachine, Wishes
 from spes_p2p.protocol.wire import NO_DIGEST
 from spes_p2p.testing.protocol_cases import alive_of, follow, identities, item_of, owned_head, trained_items
 
