@@ -34,6 +34,10 @@ class Height:
         """The height that a head is in."""
         return cls(branches=Branches.of(head))
 
+    def stash_of(self, tip: Head) -> Stash | None:
+        """What was known of the round on a tip."""
+        return self.stash if self.stash is not None and self.stash.tip == tip.hash else None
+
     def goal(self, pinned: Digest | None) -> Head:
         """What to build on: the tip that a body which may become final is bound to, or that of the fork choice."""
         known = self.branches.get(pinned) if pinned is not None else None

@@ -158,7 +158,7 @@ class RoundMachine:
             case fx.HandoverTaken():
                 context.send([event.leaver], HandoverDone(event.round, event.handover))
             case fx.RecoverWanted():
-                self._recover(self._rescue.wanted(context, event.keep))
+                self._finish_own(self._rescue.wanted(context, event.keep))
             case fx.Tick():
                 pass
             case _:
@@ -235,7 +235,7 @@ class RoundMachine:
                 self._round.context.notify(f"dropped a message kept for this round: {error.reason}", "warning")
 
     def _close(self) -> Stash:
-        """Remember what the open round leaves to the height, and to another ballot of the same round."""
+        """Remember what the open round leaves to the height, and to its next ballot."""
         context, voting = self._round.context, self._round.voting
         if not context.terms.tentative:
             self._height.log = list(voting.log)
@@ -411,6 +411,10 @@ class RoundMachine:
         if sender is not None and head.hash not in {known.hash for known in self.head.branch}:
             self._ask_sometimes(sender)
 
+    def _finish_own(self, recovery: Certificate | None) -> None:
+        if recovery is not None:
+            self._finish(self.head, recovery)
+
     def _choose_tip(self) -> None:
         """Build on the tip that the highest quorum certificate is bound to, or else that of the fork choice."""
         may_finish = self._siding.whole and not self.terms.tentative
@@ -434,8 +438,7 @@ class RoundMachine:
         holders = tuple(peer for peer in context.terms.members if peer != context.me)
         self._effects.append(fx.GoBack(head=tip, holders=holders, abandoned=lost))
         self._parked.new_round(height=False)
-        stash = self._height.stash
-        self._open(Terms(tip), carried, stash=stash if stash is not None and stash.tip == tip.hash else None)
+        self._open(Terms(tip), carried, stash=self._height.stash_of(tip))
         self._greet()
 
     def _advance(self) -> None:
@@ -477,10 +480,6 @@ class RoundMachine:
                 if voter != self._signer.peer_id:
                     self._tidings.ask(self._round.context, self._height, voter)
 
-    def _recover(self, certificate: Certificate | None) -> None:
-        if certificate is not None:
-            self._finish(self.head, certificate)
-
     def _side(self, sender: PeerId, signed: Signed, side: Side) -> None:
         """A voter says whom it hears. Raises RemoteProtocolError."""
         if side.run != self.head.run.run_id or signed.peer != sender:
@@ -497,5 +496,5 @@ class RoundMachine:
             context.emit(send)
         context.tick()
         self._round.tick()
-        self._recover(self._rescue.due(context, self._siding.heard(context.terms)))
+        self._finish_own(self._rescue.due(context, self._siding.heard(context.terms)))
         self._tidings.ask_around(self._round, self._height)
