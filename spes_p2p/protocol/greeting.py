@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from spes_p2p.protocol.effects import Train
 from spes_p2p.protocol.leaving import Leaving
 from spes_p2p.protocol.messages import Alive, Claim, Join, Leave
@@ -52,12 +54,10 @@ def _say_claim(open_round: OpenRound, wishes: Wishes) -> None:
     context = open_round.context
     head, state = context.terms.head, context.terms.head.state
     row = state.row(context.me)
-    if row is None:
-        return
     owned = len(state.shards_of(context.me))
     vacant = any(not lease.owners for lease in state.leases)
     wants = owned < wishes.capacity and (vacant or owned == 0)
-    if wants or row.capacity != wishes.capacity:
+    if row is not None and (wants or row.capacity != wishes.capacity):
         body = Claim(head.run.run_id, head.epoch, context.terms.round, wishes.capacity)
         open_round.say(context.sign_once("claim", body))
 
@@ -85,14 +85,11 @@ def say_join(open_round: OpenRound, wishes: Wishes) -> None:
 def say_leave(open_round: OpenRound, leaving: Leaving) -> None:
     """Say that this peer leaves, until a certificate lets it go."""
     context = open_round.context
-    if not leaving.pending:
-        return
     if not context.is_member:
         leaving.done = True
         return
     head = context.terms.head
     body = Leave(head.run.run_id, head.epoch, context.terms.round, leaving.handover, leaving.handover_bytes)
     signed = context.sign_once("leave", body)
-    if isinstance(signed.body, Leave):
-        leaving.handover = signed.body.handover  # what was promised first counts
+    leaving.handover = cast(Leave, signed.body).handover  # what was promised first counts
     open_round.say(signed)

@@ -45,7 +45,7 @@ from spes_p2p.protocol.height import Height
 from spes_p2p.protocol.history import Held, History
 from spes_p2p.protocol.inbox import Inbox, Parked
 from spes_p2p.protocol.leaving import Leaving
-from spes_p2p.protocol.messages import Decided, HandoverDone, Message, Seen, Side, Signed, TipAsk
+from spes_p2p.protocol.messages import Decided, HandoverDone, Message, Side, Signed, TipAsk
 from spes_p2p.protocol.open_round import OpenRound
 from spes_p2p.protocol.outbox import Outbox
 from spes_p2p.protocol.params import LATE_ROUNDS, STATEMENT_ROUNDS
@@ -53,7 +53,7 @@ from spes_p2p.protocol.progress import Progress, progress_of
 from spes_p2p.protocol.recovery import has_split, verify_recovery
 from spes_p2p.protocol.reopening import inherit, resume, stash_of
 from spes_p2p.protocol.rescue import Rescue
-from spes_p2p.protocol.routing import Place, ballot_of, place_of
+from spes_p2p.protocol.routing import Place, branch_of, place_of
 from spes_p2p.protocol.siding import Siding
 from spes_p2p.protocol.stash import Stash, served
 from spes_p2p.protocol.tidings import Tidings
@@ -330,16 +330,16 @@ class RoundMachine:
             case Place.NOW:
                 self._round.remote(sender, message)
             case Place.OTHER_BALLOT:
-                ballot = ballot_of(message)
-                if ballot is not None and sender in self.terms.member_set and not isinstance(message, Seen):
-                    self._parked.keep(ballot[1], sender, data)
+                branch = branch_of(message)
+                if branch is not None and sender in self.terms.member_set:
+                    self._parked.keep(branch, sender, data)
             case Place.LATER:
                 self._keep(sender, number, data)
             case Place.LATE:
                 self._answer_late(sender, message, number)
             case Place.UNKNOWN_CHAIN:
                 self._ask_sometimes(sender)
-            case Place.PAST_EPOCH:
+            case _:  # of a past epoch
                 self._tidings.announce(self._round.context, sender, min(number, self.head.round))
 
     def _keep(self, sender: PeerId, number: int, data: bytes) -> None:
@@ -384,11 +384,13 @@ class RoundMachine:
     def _without_base(self, sender: PeerId, certificate: Certificate, data: bytes) -> None:
         """A certificate on top of one that is not known here."""
         body = certificate.body
+        if body.round <= self.head.last_final.round and body.epoch == self.head.epoch:
+            return
         if body.epoch > self.head.epoch and has_split(self.head, certificate, self._verifier):
             self._rescue.say_split(self._round.context)
         elif body.round > self.terms.round:
             self._keep(sender, body.round, data)
-        elif body.round > self.head.last_final.round:
+        else:
             self._height.shown[sender] = self.head.last_final
             self._ask_sometimes(sender)
 

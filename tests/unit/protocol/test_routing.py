@@ -21,7 +21,7 @@ from spes_p2p.protocol.messages import (
     TipAsk,
 )
 from spes_p2p.protocol.params import MAX_PARKED_PER_PEER
-from spes_p2p.protocol.routing import Place, ballot_of, epoch_of, place_of
+from spes_p2p.protocol.routing import Place, ballot_of, branch_of, epoch_of, place_of
 from spes_p2p.protocol.transition import advance, make_body
 from spes_p2p.protocol.wire import NO_DIGEST, Step
 from spes_p2p.testing.protocol_cases import (
@@ -124,6 +124,11 @@ def _in_epoch(head: Head, epoch: int) -> Head:
     import dataclasses
 
     return dataclasses.replace(head, epoch=epoch)
+
+
+def test_a_question_is_not_kept_for_another_ballot() -> None:
+    assert [branch_of(message) for message in in_ballot(ATTEMPT)] == [ATTEMPT.branch] * 3 + [None]
+    assert branch_of(alive_of(TIP, PEERS[0])) is None
 
 
 def test_parked_messages_are_bounded_per_sender_and_end_with_their_round_or_height() -> None:
