@@ -370,7 +370,7 @@ class RoundMachine:
         known = self._height.branches.get(body_hash(body))
         if known is not None:
             self._height.show(sender, known)
-        if body.epoch < self.head.epoch or known is not None:
+        if known is not None or (body.epoch, body.round) <= (self.head.epoch, self.head.last_final.round):
             return
         if base is None:
             self._without_base(sender, certificate, data)
@@ -384,8 +384,6 @@ class RoundMachine:
     def _without_base(self, sender: PeerId, certificate: Certificate, data: bytes) -> None:
         """A certificate on top of one that is not known here."""
         body = certificate.body
-        if body.round <= self.head.last_final.round and body.epoch == self.head.epoch:
-            return
         if body.epoch > self.head.epoch and has_split(self.head, certificate, self._verifier):
             self._rescue.say_split(self._round.context)
         elif body.round > self.terms.round:
