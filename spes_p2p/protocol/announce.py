@@ -5,10 +5,25 @@ A certificate is as long as everything else that a voter sends in a round, and m
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from spes_p2p.ids import PeerId
+from spes_p2p.protocol.body import Certificate
+from spes_p2p.protocol.head import Terms
 
 _MAX_STRANGERS = 64
 """Peers outside the roster whose word is taken: a joiner knows no others at first."""
+
+
+def audience_of(terms: Terms, certificate: Certificate, me: PeerId, joiners: Iterable[PeerId]) -> list[PeerId]:
+    """Whom a voter tells of a certificate: the voters; the leader of its view and the next f tell the members and those
+    who ask to join as well. Of a recovery all who hear of it tell everybody."""
+    order = terms.leaders
+    place = certificate.view % len(order)
+    announcing = [order[(place + step) % len(order)] for step in range(terms.num_faults + 1)]
+    if me in announcing or certificate.body.epoch > terms.head.epoch:
+        return sorted({*terms.members, *terms.voters, *joiners})
+    return list(terms.voters)
 
 
 class CertificatePull:

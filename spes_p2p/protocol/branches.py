@@ -15,14 +15,15 @@ MAX_KNOWN = 4096
 """Tentative certificates of other branches that are kept. A liar alone can make some only where n <= 3."""
 
 
-def fork_order(tip: Head) -> tuple[int, int, Digest]:
-    """What tips are compared by, the lowest first: more distinct voters in its sides, then more tokens, then the hash.
+def fork_order(tip: Head) -> tuple[int, int, int, Digest]:
+    """What tips are compared by, the lowest first: more distinct voters in its sides, then more tokens, then more
+    certificates, then the hash. A branch therefore never loses rank by growing.
 
     The sides are those that the bodies name, not who happened to sign: two peers may hold different signatures.
     """
     branch = tip.branch
     voters = {peer for head in branch for peer in head.side}
-    return -len(voters), -sum(head.tokens for head in branch), tip.hash
+    return -len(voters), -sum(head.tokens for head in branch), -len(branch), tip.hash
 
 
 @dataclass(slots=True)

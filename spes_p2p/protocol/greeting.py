@@ -1,7 +1,10 @@
-"""What a peer says of itself when a round opens: alive, a claim, a leave, or that it asks to join."""
+"""What a peer says and does when a round opens: alive, a claim, a leave; it trains, or asks to join."""
 
 from __future__ import annotations
 
+from typing import cast
+
+from spes_p2p.protocol.effects import Train
 from spes_p2p.protocol.leaving import Leaving
 from spes_p2p.protocol.messages import Alive, Claim, Join, Leave
 from spes_p2p.protocol.open_round import OpenRound
@@ -29,17 +32,32 @@ def greet(open_round: OpenRound, wishes: Wishes, leaving: Leaving | None, *, fin
         open_round.say(context.sign_once(slot, alive))
 
 
+def begin(open_round: OpenRound, wishes: Wishes, *, stays: bool) -> None:
+    """The state that the round begins from is on disk. `stays`: this peer neither leaves nor has stopped for good."""
+    context = open_round.context
+    if context.state_ready:
+        return
+    context.state_ready = True
+    if not context.is_member:
+        if stays:
+            say_join(open_round, wishes)
+        return
+    resumed = open_round.resume_update()  # whether or not it trains again
+    if open_round.will_train and not resumed:
+        head = context.terms.head
+        context.emit(Train(round=context.terms.round, inner_steps=head.inner_steps, base=head.hash))
+        open_round.training = True
+
+
 def _say_claim(open_round: OpenRound, wishes: Wishes) -> None:
     """Claim a shard while there is room here and one is vacant, or none is owned; state the capacity."""
     context = open_round.context
     head, state = context.terms.head, context.terms.head.state
     row = state.row(context.me)
-    if row is None:
-        return
     owned = len(state.shards_of(context.me))
     vacant = any(not lease.owners for lease in state.leases)
     wants = owned < wishes.capacity and (vacant or owned == 0)
-    if wants or row.capacity != wishes.capacity:
+    if row is not None and (wants or row.capacity != wishes.capacity):
         body = Claim(head.run.run_id, head.epoch, context.terms.round, wishes.capacity)
         open_round.say(context.sign_once("claim", body))
 
@@ -67,14 +85,11 @@ def say_join(open_round: OpenRound, wishes: Wishes) -> None:
 def say_leave(open_round: OpenRound, leaving: Leaving) -> None:
     """Say that this peer leaves, until a certificate lets it go."""
     context = open_round.context
-    if not leaving.pending:
-        return
     if not context.is_member:
         leaving.done = True
         return
     head = context.terms.head
     body = Leave(head.run.run_id, head.epoch, context.terms.round, leaving.handover, leaving.handover_bytes)
     signed = context.sign_once("leave", body)
-    if isinstance(signed.body, Leave):
-        leaving.handover = signed.body.handover  # what was promised first counts
+    leaving.handover = cast(Leave, signed.body).handover  # what was promised first counts
     open_round.say(signed)

@@ -110,6 +110,10 @@ class Head:
         """Tentative certificates after the last final one, this one included."""
         return self.round - self.last_final.round
 
+    def has_passed(self, other: Head) -> bool:
+        """Whether another certificate of this height is behind this one."""
+        return other.hash in {known.hash for known in (self.last_final, *self.branch)} - {self.hash}
+
     @property
     def branch(self) -> tuple[Head, ...]:
         """The tentative certificates after the last final one, oldest first, this one included."""

@@ -34,6 +34,28 @@ class Height:
         """The height that a head is in."""
         return cls(branches=Branches.of(head))
 
+    def stash_of(self, tip: Head) -> Stash | None:
+        """What was known of the round on a tip."""
+        return self.stash if self.stash is not None and self.stash.tip == tip.hash else None
+
+    def goal(self, pinned: Digest | None) -> Head:
+        """What to build on: the tip that a body which may become final is bound to, or that of the fork choice."""
+        known = self.branches.get(pinned) if pinned is not None else None
+        return known or self.branches.best()
+
+    def path(self, head: Head, tip: Head) -> list[tuple[Head, Certificate]]:
+        """What to adopt, one after the other, to get from a head to a tip that is not behind it. Nothing if one of them
+        was adopted before a restart, and left: whoever has its certificate shows it again."""
+        own = {known.hash for known in head.branch}
+        heads = [known for known in tip.branch if known.hash not in own]
+        found = [(known, self.branches.certificates.get(known.hash)) for known in heads]
+        complete = [(known, certificate) for known, certificate in found if certificate is not None]
+        return complete if len(complete) == len(found) else []
+
+    def base_of(self, head: Head) -> Head:
+        """What a tentative certificate builds on."""
+        return head.base if head.base is not None else self.branches.trunk
+
     def show(self, peer: PeerId, known: Head) -> None:
         """A peer whose branch is being followed shows a certificate that is known already."""
         shown = self.shown.get(peer)

@@ -42,7 +42,11 @@ class Leaving:
             self.successors.discard(successor)
             self.done = not self.pending and not self.successors
 
-    def wait(self, now_ms: int, round_max_ms: int) -> None:
-        """Wait no longer than a round for the successors."""
+    def ends(self, now_ms: int, round_max_ms: int) -> bool:
+        """Whether the leave is complete, said once; it waits no longer than a round for the successors."""
         if self.certified_at_ms is not None and not self.done:
             self.done = now_ms - self.certified_at_ms >= round_max_ms
+        if not self.done or self.reported:
+            return False
+        self.reported = True
+        return True

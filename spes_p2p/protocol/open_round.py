@@ -16,8 +16,6 @@ from spes_p2p.protocol.codec import (
     decode_as,
     decode_signed,
     encode,
-    receipt_hash,
-    statement_hash,
 )
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.cuts import Cuts
@@ -77,8 +75,9 @@ class OpenRound:
         self.will_train = False
         self.training = False
         self.training_ended_at_ms: int | None = None
-        self._stop_sent = False
-        self._inherited: Stash | None = None
+        self.stop_sent = False
+        self.inherited: Stash | None = None
+        """What an earlier ballot of this round left."""
         self._half_told = False
         self._offered: dict[PeerId, set[Ref]] = {}
         self._offers_taken: dict[PeerId, int] = {}
@@ -103,42 +102,6 @@ class OpenRound:
                 with suppress(RemoteProtocolError):
                     self.updates.add_receipt(decode_as(Receipt, data))
         self.voting.restore()
-
-    # --- one round over several ballots ------------------------------------------------------------------------------
-
-    def stash(self) -> Stash:
-        """What is known of this round on this tip, for another ballot of it."""
-        found = Stash.after(self._inherited, self.context.terms.head.hash)
-        found.statements.update(self.updates.by_hash)
-        found.receipts.update(self.updates.receipts)
-        found.receipts.update({receipt_hash(receipt): receipt for receipt in self.updates.spare_receipts.values()})
-        found.cuts.update({known.hash: known.cut for known in self.cuts.known.values()})
-        found.digests.update({statement_hash(signed): signed for signed in self.parts.everything()})
-        return found
-
-    def inherit(self, stash: Stash) -> None:
-        """Take over what another ballot of this round on this tip knew; what does not hold in this one is kept for the
-        next."""
-        self._inherited = stash
-        for held in stash.statements.values():
-            if held.hash not in self.updates.by_hash:
-                with suppress(RemoteProtocolError):
-                    self.carry(held)
-        for receipt in stash.receipts.values():
-            self.updates.add_other_receipt(receipt)
-        for signed in stash.digests.values():
-            with suppress(RemoteProtocolError):
-                self.parts.add(signed)
-        for cut in stash.cuts.values():
-            self.cuts.learn(cut, ())
-
-    def resume(self, before: OpenRound) -> None:
-        """Go on with the same round on the same tip after a change of the ballot."""
-        mine, old = self.context, before.context
-        mine.state_ready, mine.opened_at_ms = old.state_ready, old.opened_at_ms
-        mine.held |= old.held
-        self.will_train, self.training = before.will_train, before.training
-        self.training_ended_at_ms, self._stop_sent = before.training_ended_at_ms, before._stop_sent
 
     # --- own statements and results ----------------------------------------------------------------------------------
 
@@ -398,8 +361,8 @@ class OpenRound:
 
     def _stop_training(self) -> None:
         due = self._stop_training_at_ms()
-        if self.training and not self._stop_sent and due is not None and self.context.now_ms >= due:
-            self._stop_sent = True
+        if self.training and not self.stop_sent and due is not None and self.context.now_ms >= due:
+            self.stop_sent = True
             self.context.emit(fx.StopTraining(round=self.context.terms.round))
 
     def _stop_training_at_ms(self) -> int | None:
@@ -443,7 +406,7 @@ class OpenRound:
             context.deadline_ms(),
             self.updates.deadline_ms(),
             self.voting.deadline_ms(),
-            self._stop_training_at_ms() if not self._stop_sent else None,
+            self._stop_training_at_ms() if not self.stop_sent else None,
             self._next_gossip_at_ms if context.is_voter else None,
         ]
         if self.voting.view < 0:

@@ -12,12 +12,15 @@ from spes_p2p.protocol.head import Head, Terms
 from spes_p2p.protocol.params import RECOVERY_MS
 from spes_p2p.protocol.recovery import recover, sign_recovery
 
+SPLIT = "the run has split: a recovery has begun a new epoch that is not on top of what this node has seen final"
+
 
 class Rescue:
     """`key`: None for a peer that does not hold one."""
 
     def __init__(self, key: Signer | None) -> None:
         self._key = key
+        self._said_split = False
         self.troubled_at_ms: int | None = None
         """Since when no final certificate has been in sight: the tip is tentative, or the run waits."""
 
@@ -27,6 +30,12 @@ class Rescue:
             self.troubled_at_ms = None
         elif self.troubled_at_ms is None:
             self.troubled_at_ms = now_ms
+
+    def say_split(self, context: Context) -> None:
+        """Tell a person, once."""
+        if not self._said_split:
+            self._said_split = True
+            context.notify(SPLIT, "error")
 
     def due_ms(self, context: Context) -> int | None:
         """When this peer makes a new epoch by itself."""

@@ -26,43 +26,39 @@ which tentative certificate to build on is decided in `branches`. Parts of the r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from spes_p2p.errors import LocalProtocolError, RemoteProtocolError
 from spes_p2p.ids import PeerId
 from spes_p2p.ports import Signer, Verifier
 from spes_p2p.protocol import effects as fx
-from spes_p2p.protocol.announce import CertificatePull
+from spes_p2p.protocol.announce import audience_of
 from spes_p2p.protocol.body import Certificate, base_of
 from spes_p2p.protocol.branches import abandoned
 from spes_p2p.protocol.certificate import certificate_terms, verify_certificate, votes_of_certificate
 from spes_p2p.protocol.codec import body_hash, decode, encode
 from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.effects import Effect, Input
-from spes_p2p.protocol.greeting import greet, say_join, say_leave
-from spes_p2p.protocol.head import Head, Terms, may_go_on
+from spes_p2p.protocol.greeting import begin, greet, say_leave
+from spes_p2p.protocol.head import Head, Terms
 from spes_p2p.protocol.height import Height
 from spes_p2p.protocol.history import Held, History
 from spes_p2p.protocol.inbox import Inbox, Parked
 from spes_p2p.protocol.leaving import Leaving
-from spes_p2p.protocol.messages import Decided, HandoverDone, Message, Seen, Side, Signed, TipAsk
+from spes_p2p.protocol.messages import Decided, HandoverDone, Message, Side, Signed, TipAsk
 from spes_p2p.protocol.open_round import OpenRound
 from spes_p2p.protocol.outbox import Outbox
 from spes_p2p.protocol.params import LATE_ROUNDS, STATEMENT_ROUNDS
 from spes_p2p.protocol.progress import Progress, progress_of
 from spes_p2p.protocol.recovery import has_split, verify_recovery
+from spes_p2p.protocol.reopening import inherit, resume, stash_of
 from spes_p2p.protocol.rescue import Rescue
-from spes_p2p.protocol.routing import Place, ballot_of, place_of
+from spes_p2p.protocol.routing import Place, branch_of, place_of
 from spes_p2p.protocol.siding import Siding
-from spes_p2p.protocol.standing import answer_tip
 from spes_p2p.protocol.stash import Stash
+from spes_p2p.protocol.tidings import Tidings
 from spes_p2p.protocol.wire import NO_DIGEST
 from spes_p2p.protocol.wishes import Wishes as Wishes
-
-_KEEP_CERTIFICATES = 64
-"""Certificates kept in memory to answer those who are behind; older ones are served from the ledger."""
-_CERTIFICATES_PER_ANSWER = 8
-"""Sent for one `TipAsk`: the tentative ones before a final one belong together."""
-SPLIT = "the run has split: a recovery has begun a new epoch that is not on top of what this node has seen final"
 
 
 class RoundMachine:
@@ -84,15 +80,8 @@ class RoundMachine:
         self._outbox = Outbox(head.run.config.protocol.resend_ms)
         self._history = History()
         self._inbox = Inbox()
-        self._certificates: dict[int, bytes] = {}
-        self._chain = {known.round: known.hash for known in (head.last_final, *head.branch)}
-        """Hashes of the newest certificates of this peer's chain, by round."""
-        self._known_peers: tuple[PeerId, ...] = ()
+        self._tidings = Tidings(self._outbox, self._inbox, head, now_ms)
         self._leaving: Leaving | None = None
-        self._ask_tip_at_ms = now_ms
-        self._tip_turn = 0
-        self._behind = False
-        """Messages of later rounds could not be kept: there is more to ask for."""
         self._due_ms: int | None = now_ms
         self._num_cuts = 0
         self._journal = dict(journal or {})
@@ -101,7 +90,6 @@ class RoundMachine:
         self._height = Height.of(head)
         self._parked = Parked()
         self._siding = Siding(signer.peer_id, head, now_ms)
-        self._has_split = False
         self._rescue = Rescue(wishes.recovery)
         self._open(Terms(head), [])
 
@@ -159,15 +147,18 @@ class RoundMachine:
                 if self._due_ms is None or now_ms < self._due_ms:
                     return self._flush()  # it makes nothing possible: half of all inputs are cheap
             case fx.StateReady():
-                self._state_ready(event)
+                if event.round == self.terms.round and event.head in (None, self.head.hash):
+                    begin(self._round, self._wishes, stays=not self._finished and self._leaving is None)
             case fx.PeersKnown():
-                self._known_peers = tuple(sorted(set(event.peers) - {context.me}))
+                self._tidings.known_peers = tuple(sorted(set(event.peers) - {context.me}))
             case fx.LeaveWanted():
-                self._leave_wanted(event)
+                if self._leaving is None or self._leaving.pending:
+                    self._leaving = Leaving(event.handover or NO_DIGEST, event.handover_bytes)
+                    say_leave(self._round, self._leaving)
             case fx.HandoverTaken():
                 context.send([event.leaver], HandoverDone(event.round, event.handover))
             case fx.RecoverWanted():
-                self._recover(self._rescue.wanted(context, event.keep))
+                self._finish_own(self._rescue.wanted(context, event.keep))
             case fx.Tick():
                 pass
             case _:
@@ -186,8 +177,7 @@ class RoundMachine:
         candidates = [
             self._outbox.deadline_ms(),
             self._round.deadline_ms(),
-            self._pull.deadline_ms(),
-            self._ask_tip_at_ms,
+            self._tidings.deadline_ms(),
             self._siding.deadline_ms(),
             self._rescue.due_ms(self._round.context),
         ]
@@ -213,7 +203,7 @@ class RoundMachine:
         """Open the round after a head, or another ballot of the round `before`."""
         head = terms.head
         if before is None:
-            self._pull = CertificatePull(terms.config.protocol.resend_ms)
+            self._tidings.opened()
         self._history.enter_rows(head.state.shards, head.round)
         context = Context(
             terms=terms,
@@ -227,12 +217,13 @@ class RoundMachine:
         context.restore(self._journal)
         self._round = OpenRound(context, self._history)
         if before is not None:
-            self._round.resume(before)
+            resume(self._round, before)
         self._round.restore()
         for held in carried:
-            self._carry(held)
+            with suppress(RemoteProtocolError):  # valid in its round, not in this one: it has expired
+                self._round.carry(held)
         if stash is not None:
-            self._round.inherit(stash)
+            inherit(self._round, stash)
         kept = [] if terms.tentative else list(self._height.log)
         kept += self._parked.take(terms.branch)
         if before is None:
@@ -244,12 +235,12 @@ class RoundMachine:
                 self._round.context.notify(f"dropped a message kept for this round: {error.reason}", "warning")
 
     def _close(self) -> Stash:
-        """Remember what the open round leaves to the height, and to another ballot of the same round."""
+        """Remember what the open round leaves to the height, and to its next ballot."""
         context, voting = self._round.context, self._round.voting
         if not context.terms.tentative:
             self._height.log = list(voting.log)
             self._height.pinned = voting.pinned_base() or self._height.pinned
-        stash = self._round.stash()
+        stash = stash_of(self._round)
         if self._height.pinned == stash.tip:
             self._height.stash = stash
         self._journal = dict(context.journal)
@@ -258,30 +249,15 @@ class RoundMachine:
         self._num_cuts += self._round.leader.num_cuts
         return stash
 
-    def _carry(self, held: Held) -> None:
-        """Keep a statement that was not in the cut while it is still valid."""
-        try:
-            self._round.carry(held)
-        except RemoteProtocolError:
-            return  # valid in its round, not in this one: it has expired
-
     def _adopt(self, certificate: Certificate, head: Head, terms: Terms) -> None:
         """Close the open round with a verified certificate, of its own tip or of another, and open the next."""
         context = self._round.context
-        encoded = encode(certificate)
         lost = abandoned(self.head, terms.head)
         if lost:
             self._abandon(terms.head.round)
-        self._certificates[head.round], self._chain[head.round] = encoded, head.hash
-        self._certificates.pop(head.round - _KEEP_CERTIFICATES, None)
-        self._chain.pop(head.round - _KEEP_CERTIFICATES, None)
-        receivers = list(terms.voters)
-        order = terms.leaders
-        place = certificate.view % len(order)
-        announcing = [order[(place + step) % len(order)] for step in range(terms.num_faults + 1)]
-        if context.me in announcing or head.epoch > terms.head.epoch:
-            receivers = sorted({*terms.members, *terms.voters, *self._round.joiners()})
+        self._tidings.adopted(head, encode(certificate))
         if context.me in terms.all_voters:
+            receivers = audience_of(terms, certificate, context.me, self._round.joiners())
             context.send(receivers, Decided(head.epoch, head.round, head.hash))
         for held in self._round.accepted(certificate.body):
             self._history.remember(held)
@@ -301,7 +277,7 @@ class RoundMachine:
         self._outbox.expire(head.round - LATE_ROUNDS)
         if self._leaving is not None:
             self._leaving.certified(self.head, head, context.me, context.now_ms)
-        side = self._next_side(terms, head)
+        side = self._siding.next_side(terms, context.terms.side, head)
         if head.is_final:
             self._journal = {}
             self._height = Height.of(head)
@@ -313,44 +289,12 @@ class RoundMachine:
         self._open(Terms(head, side), carried)
         self._greet()
 
-    def _next_side(self, terms: Terms, head: Head) -> tuple[PeerId, ...]:
-        """Who goes on after a tentative certificate: nobody waits again for those that are silent still."""
-        mine = self._round.context.terms.side
-        goes_on = not head.is_final and not self._siding.whole and may_go_on(head, mine)
-        return mine if goes_on and mine == terms.side else ()
-
     def _abandon(self, after_round: int) -> None:
         """Forget what later certificates of a branch that is left have done."""
-        for number in [number for number in self._chain if number > after_round]:
-            del self._chain[number]
-            self._certificates.pop(number, None)
+        self._tidings.abandon(after_round)
 
     def _greet(self) -> None:
         greet(self._round, self._wishes, self._leaving, finished=self._finished)
-
-    def _state_ready(self, event: fx.StateReady) -> None:
-        context = self._round.context
-        if event.round != context.terms.round or context.state_ready:
-            return
-        if event.head not in (None, self.head.hash):
-            return  # the state of a branch that was left
-        context.state_ready = True
-        if not context.is_member:
-            if not self._finished and self._leaving is None:
-                say_join(self._round, self._wishes)
-            return
-        resumed = self._round.resume_update()  # whether or not it trains again
-        if self._round.will_train and not resumed:
-            head = context.terms.head
-            context.emit(fx.Train(round=context.terms.round, inner_steps=head.inner_steps, base=head.hash))
-            self._round.training = True
-
-    # --- leaving -----------------------------------------------------------------------------------------------------
-
-    def _leave_wanted(self, event: fx.LeaveWanted) -> None:
-        if self._leaving is None or self._leaving.pending:
-            self._leaving = Leaving(event.handover or NO_DIGEST, event.handover_bytes)
-            say_leave(self._round, self._leaving)
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -366,11 +310,11 @@ class RoundMachine:
             if self._leaving is not None:
                 self._leaving.taken_over(sender, message.handover)
         elif isinstance(message, TipAsk):
-            self._answer_tip(sender, message)
+            self._tidings.answer(self._round, self._height, sender, message)
         elif isinstance(message, Certificate):
             self._certificate(sender, message, data)
         elif isinstance(message, Decided) and message.epoch == self.head.epoch:
-            self._told(sender, message)
+            self._tidings.told(self._round.context, self._height, sender, message)
         elif isinstance(message, Signed) and isinstance(message.body, Side):
             self._side(sender, message, message.body)
         else:
@@ -384,64 +328,32 @@ class RoundMachine:
             case Place.NOW:
                 self._round.remote(sender, message)
             case Place.OTHER_BALLOT:
-                ballot = ballot_of(message)
-                if ballot is not None and sender in self.terms.member_set and not isinstance(message, Seen):
-                    self._parked.keep(ballot[1], sender, data)
+                branch = branch_of(message)
+                if branch is not None and sender in self.terms.member_set:
+                    self._parked.keep(branch, sender, data)
             case Place.LATER:
                 self._keep(sender, number, data)
             case Place.LATE:
                 self._answer_late(sender, message, number)
             case Place.UNKNOWN_CHAIN:
                 self._ask_sometimes(sender)
-            case Place.PAST_EPOCH:
-                self._announce(sender, min(number, self.head.round))
+            case _:  # of a past epoch
+                self._tidings.announce(self._round.context, sender, min(number, self.head.round))
 
     def _keep(self, sender: PeerId, number: int, data: bytes) -> None:
         """A message of a later round: keep it, if it is of the next one, and ask its sender."""
         context = self._round.context
         keeps = number == context.terms.round + 1
         if not keeps or not self._inbox.keep(number, sender, data, member=sender in context.terms.member_set):
-            self._behind = True
-        self._hear_of_certificate(sender)
-
-    def _told(self, sender: PeerId, decided: Decided) -> None:
-        """A peer has a certificate: of the open round or a later one, or of another chain."""
-        known = dict(self.head.recent).get(decided.round)
-        if decided.round >= self.terms.round:
-            self._behind |= decided.round > self.terms.round
-            self._hear_of_certificate(sender)
-        elif decided.round >= self.terms.height and decided.certificate not in (known, NO_DIGEST):
-            self._ask_sometimes(sender)
-
-    def _hear_of_certificate(self, sender: PeerId) -> None:
-        """A peer is past this round: it has the certificate, if it tells the truth."""
-        context = self._round.context
-        self._pull.told(
-            sender,
-            self._now_ms,
-            is_member=sender in context.terms.member_set,
-            may_decide=context.is_voter and not self._behind,
-        )
-        self._pull_certificate()
-
-    def _pull_certificate(self) -> None:
-        source = self._pull.next(self._now_ms)
-        if source is not None:
-            self._ask_tip(source)
+            self._tidings.behind = True
+        self._tidings.ahead(context, self._height, sender)
 
     def _ask_sometimes(self, sender: PeerId) -> None:
-        if self._inbox.may_ask(sender, self._now_ms, self.head.run.config.protocol.resend_ms):
-            self._ask_tip(sender)
-
-    def _announce(self, peer: PeerId, number: int) -> None:
-        """Tell a peer that is behind of the certificate of a round."""
-        if self._inbox.may_announce(peer, number, self._now_ms, self.head.run.config.protocol.resend_ms):
-            identity = dict(self.head.recent).get(number, NO_DIGEST)
-            self._round.context.send_once([peer], Decided(self.head.epoch, number, identity))
+        self._tidings.ask_sometimes(self._round.context, self._height, sender)
 
     def _answer_late(self, sender: PeerId, message: Message, number: int) -> None:
         """Statements and acks may be late; whoever sends anything of an older round is told of its certificate."""
-        self._announce(sender, number)
+        self._tidings.announce(self._round.context, sender, number)
         if number >= self._round.context.terms.round - max(LATE_ROUNDS, STATEMENT_ROUNDS):
             self._round.late(sender, message)
 
@@ -456,32 +368,27 @@ class RoundMachine:
         known = self._height.branches.get(body_hash(body))
         if known is not None:
             self._height.show(sender, known)
-        if body.epoch < self.head.epoch or known is not None:
+        if known is not None or (body.epoch, body.round) <= (self.head.epoch, self.head.last_final.round):
             return
         if base is None:
             self._without_base(sender, certificate, data)
             return
-        catching_up = self._behind or not context.state_ready or not context.is_member
+        catching_up = self._tidings.behind or not context.state_ready or not context.is_member
         self._finish(base, certificate, sender)
         if catching_up:
-            self._behind = False
-            self._ask_tip(sender)
+            self._tidings.behind = False
+            self._tidings.ask(self._round.context, self._height, sender)
 
     def _without_base(self, sender: PeerId, certificate: Certificate, data: bytes) -> None:
         """A certificate on top of one that is not known here."""
         body = certificate.body
         if body.epoch > self.head.epoch and has_split(self.head, certificate, self._verifier):
-            self._notify_split()
+            self._rescue.say_split(self._round.context)
         elif body.round > self.terms.round:
             self._keep(sender, body.round, data)
-        elif body.round > self.head.last_final.round:
+        else:
             self._height.shown[sender] = self.head.last_final
             self._ask_sometimes(sender)
-
-    def _notify_split(self) -> None:
-        if not self._has_split:
-            self._has_split = True
-            self._round.context.notify(SPLIT, "error")
 
     def _finish(self, base: Head, certificate: Certificate, sender: PeerId | None = None) -> None:
         """Verify a certificate on top of a known head, and go where it leads."""
@@ -502,26 +409,20 @@ class RoundMachine:
         if sender is not None and head.hash not in {known.hash for known in self.head.branch}:
             self._ask_sometimes(sender)
 
+    def _finish_own(self, recovery: Certificate | None) -> None:
+        if recovery is not None:
+            self._finish(self.head, recovery)
+
     def _choose_tip(self) -> None:
         """Build on the tip that the highest quorum certificate is bound to, or else that of the fork choice."""
-        height, final_ballot = self._height, not self._round.context.terms.tentative
-        pinned = self._round.voting.pinned_base() if final_ballot else None
-        pinned = pinned or height.pinned
-        tip = height.branches.get(pinned) if pinned is not None and final_ballot and self._siding.whole else None
-        tip = tip or height.branches.best()
-        own = {known.hash for known in (self.head.last_final, *self.head.branch)}
-        if tip.hash == self.head.hash:
-            return
-        if tip.hash in own:
+        may_finish = self._siding.whole and not self.terms.tentative
+        pinned = (self._round.voting.pinned_base() or self._height.pinned) if may_finish else None
+        tip = self._height.goal(pinned)
+        if tip.hash != self.head.hash and self.head.has_passed(tip):
             self._go_back(tip)
             return
-        for head in tip.branch:
-            certificate = height.branches.certificates.get(head.hash)
-            if head.hash in own:
-                continue
-            if certificate is None or head.base is None:
-                return  # adopted before a restart, and left: whoever has it shows it again
-            self._adopt(certificate, head, certificate_terms(head.base, certificate.body))
+        for head, certificate in self._height.path(self.head, tip):
+            self._adopt(certificate, head, certificate_terms(self._height.base_of(head), certificate.body))
             if self.head.hash != head.hash:
                 return
 
@@ -535,8 +436,7 @@ class RoundMachine:
         holders = tuple(peer for peer in context.terms.members if peer != context.me)
         self._effects.append(fx.GoBack(head=tip, holders=holders, abandoned=lost))
         self._parked.new_round(height=False)
-        stash = self._height.stash
-        self._open(Terms(tip), carried, stash=stash if stash is not None and stash.tip == tip.hash else None)
+        self._open(Terms(tip), carried, stash=self._height.stash_of(tip))
         self._greet()
 
     def _advance(self) -> None:
@@ -551,12 +451,8 @@ class RoundMachine:
             self._round.advance()
             certificate = self._round.voting.decided()
         self._watch()
-        leaving = self._leaving
-        if leaving is not None:
-            leaving.wait(self._now_ms, self.head.run.config.protocol.round_max_ms)
-            if leaving.done and not leaving.reported:
-                leaving.reported = True
-                self._round.context.emit(fx.Left())
+        if self._leaving is not None and self._leaving.ends(self._now_ms, self.head.run.config.protocol.round_max_ms):
+            self._round.context.emit(fx.Left())
 
     # --- sides -------------------------------------------------------------------------------------------------------
 
@@ -580,11 +476,7 @@ class RoundMachine:
         elif self._siding.whole:
             for voter in self.terms.all_voters:
                 if voter != self._signer.peer_id:
-                    self._ask_tip(voter)
-
-    def _recover(self, certificate: Certificate | None) -> None:
-        if certificate is not None:
-            self._finish(self.head, certificate)
+                    self._tidings.ask(self._round.context, self._height, voter)
 
     def _side(self, sender: PeerId, signed: Signed, side: Side) -> None:
         """A voter says whom it hears. Raises RemoteProtocolError."""
@@ -596,55 +488,11 @@ class RoundMachine:
         if side.tip != self.head.hash and sender in self.terms.members:
             self._ask_sometimes(sender)
 
-    # --- tips --------------------------------------------------------------------------------------------------------
-
-    def _ask_tip(self, peer: PeerId) -> None:
-        head = self._height.shown.get(peer, self.head)  # what it has shown of another branch: the rest of that
-        ask = TipAsk(head.epoch, head.round + 1, head.last_final.round, head.hash)
-        self._round.context.emit(self._outbox.once(peer, encode(ask)))
-
-    def _answer_tip(self, sender: PeerId, ask: TipAsk) -> None:
-        context = self._round.context
-        pause_ms = context.terms.config.protocol.resend_ms // 2
-        answer = answer_tip(self.head, ask, self._chain)
-        for number in answer.certificates[:_CERTIFICATES_PER_ANSWER]:
-            if self._inbox.may_answer(sender, number, self._now_ms, pause_ms):
-                self._send_certificate(sender, number)
-        if answer.everything and self._inbox.may_answer(sender, self.terms.round, self._now_ms, pause_ms):
-            for data in self._round.everything(sender):
-                context.emit(self._outbox.once(sender, data))
-        if answer.asks_back:
-            self._ask_sometimes(sender)
-
-    def _send_certificate(self, peer: PeerId, number: int) -> None:
-        context = self._round.context
-        encoded = self._certificates.get(number)
-        if encoded is not None:
-            context.emit(self._outbox.once(peer, encoded))
-        else:
-            context.emit(fx.Serve(to=peer, round=number))
-
     def _tick(self) -> None:
         context = self._round.context
         for send in self._outbox.due(context.now_ms):
             context.emit(send)
         context.tick()
         self._round.tick()
-        self._recover(self._rescue.due(context, self._siding.heard(context.terms)))
-        self._pull_certificate()
-        if context.now_ms >= self._ask_tip_at_ms:
-            self._ask_tips()
-
-    def _ask_tips(self) -> None:
-        """Ask a few peers for their tips: often while not a member or not ready, else only in a round that drags on."""
-        context = self._round.context
-        protocol = context.terms.config.protocol
-        settled = context.is_member and context.state_ready
-        if settled and not self._round.drags_on():
-            self._ask_tip_at_ms = context.now_ms + protocol.view_timeout(3)
-            return
-        self._ask_tip_at_ms = context.now_ms + (protocol.view_timeout(3) if settled else protocol.resend_ms)
-        peers = sorted({*context.terms.members, *self._known_peers} - {context.me})
-        for _ in range(min(1 if settled else 3, len(peers))):
-            self._ask_tip(peers[self._tip_turn % len(peers)])
-            self._tip_turn += 1
+        self._finish_own(self._rescue.due(context, self._siding.heard(context.terms)))
+        self._tidings.ask_around(self._round, self._height)

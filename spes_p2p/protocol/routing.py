@@ -62,6 +62,12 @@ def ballot_of(message: Message) -> tuple[int, bytes] | None:
             return None
 
 
+def branch_of(message: Message) -> bytes | None:
+    """The branch of a ballot that a message is to be kept for; None for a question, which is asked again."""
+    ballot = ballot_of(message)
+    return None if ballot is None or isinstance(message, Seen) else ballot[1]
+
+
 def epoch_of(message: Message) -> int | None:
     """The epoch that a message belongs to; None for those that belong to none."""
     match message:

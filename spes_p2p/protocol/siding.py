@@ -47,6 +47,12 @@ class Siding:
         self._candidate, self.halted = None, ""
         self._told.clear()
 
+    def next_side(self, terms: Terms, mine: tuple[PeerId, ...], head: Head) -> tuple[PeerId, ...]:
+        """Who goes on after a certificate: nobody waits again for those that are silent still. `terms`: of its round;
+        `mine`: the side of the ballot that was open here."""
+        goes_on = not head.is_final and not self.whole and mine == terms.side and may_go_on(head, mine)
+        return mine if goes_on else ()
+
     def deadline_ms(self) -> int | None:
         """When voters are asked for a sign of life next."""
         return self._next_probe_at_ms if self._probes else None

@@ -32,8 +32,7 @@ class Work:
             case fx.Train():
                 begun = peer.training = (effect.round, swarm.now_ms)
                 peer.trains_on = peer.machine.head
-                ends = lambda: self.trained(peer, effect.round) if peer.training is begun else None  # noqa: E731
-                swarm.after(peer, line.train_ms, ends)
+                swarm.after(peer, line.train_ms, lambda: self._ends(peer, begun))
             case fx.StopTraining():
                 self.trained(peer, effect.round)
             case fx.CheckPiece():
@@ -55,6 +54,11 @@ class Work:
                 pass
 
     # --- training ----------------------------------------------------------------------------------------------------
+
+    def _ends(self, peer: SimPeer, training: tuple[int, int]) -> None:
+        """Training has had its time, if it is still the same."""
+        if peer.training is training:
+            self.trained(peer, training[0])
 
     def trained(self, peer: SimPeer, round_number: int) -> None:
         """Training ends: with H steps, or with what there is."""

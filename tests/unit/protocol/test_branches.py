@@ -1,9 +1,11 @@
 """Tentative certificates: what may follow what, which branch wins, what they change and what not."""
 
 import pytest
+from msgspec import structs
 
 from spes_p2p.crypto import verify
 from spes_p2p.errors import RemoteProtocolError
+from spes_p2p.protocol import branches
 from spes_p2p.protocol.body import Body
 from spes_p2p.protocol.branches import Branches, abandoned, fork_order
 from spes_p2p.protocol.certificate import certificate_terms, verify_certificate
@@ -86,6 +88,13 @@ def test_a_final_body_on_another_tip_does_not_extend_this_one() -> None:
     one, other = quiet(HEAD, [0, 1]), quiet(HEAD, [2, 3])
     with pytest.raises(RemoteProtocolError, match="does not extend"):
         next_head(other, body_on(one, []))
+
+
+def test_an_entry_that_names_nobody_is_refused() -> None:
+    body = body_on(HEAD, [item_of(alive_of(HEAD, PEERS[0]))], [0, 1])
+    entries = tuple(structs.replace(entry, who=9) for entry in body.entries)
+    with pytest.raises(RemoteProtocolError, match="names nobody"):
+        next_head(HEAD, structs.replace(body, entries=entries))
 
 
 def test_seed_roles_and_ballot_of_a_round_on_a_tentative_tip() -> None:
@@ -236,10 +245,10 @@ def test_more_distinct_voters_win_then_more_tokens_then_the_lower_hash() -> None
         return next_head(head, make_body(terms, advance(terms, body_hash_of(cut), chosen, verify), (None,) * 4, b""))
 
     wide, narrow, rich = by((0, 1, 2, 3)), by((4, 5, 6)), by((4, 5, 6), trained_items(head, seven[:3]))
-    branches = Branches.of(head)
+    found = Branches.of(head)
     for tip in (narrow, rich, wide):
-        branches.add(tip, certificate_on(Terms(head), body_on(HEAD, []), []))
-    assert branches.best() == wide
+        found.add(tip, certificate_on(Terms(head), body_on(HEAD, []), []))
+    assert found.best() == wide
     assert [fork_order(tip)[:2] for tip in (wide, narrow, rich)] == [(-4, 0), (-3, 0), (-3, -3000)]
     assert min((narrow, rich), key=fork_order) == rich
     equal = by((4, 5, 6)), by((3, 4, 5))
@@ -256,6 +265,15 @@ def test_the_tip_is_the_end_of_a_branch_and_the_order_of_arrival_changes_nothing
     assert known(one).best() == one
     assert known(one, two).best() == two
     assert known().best() == HEAD
+
+
+def test_others_branches_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branches, "MAX_KNOWN", 0)
+    one, other = quiet(HEAD, [0, 1]), quiet(HEAD, [2, 3])
+    found = known(one)
+    assert found.add(other, certificate_on(Terms(HEAD), body_on(HEAD, []), [])) is False
+    assert found.get(other.hash) is None
+    assert found.add(one, certificate_on(Terms(HEAD), body_on(HEAD, []), [])) is False  # known already
 
 
 def test_what_is_abandoned_is_what_is_not_behind_the_new_tip() -> None:

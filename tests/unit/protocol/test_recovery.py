@@ -7,11 +7,13 @@ from spes_p2p.crypto import Identity, verify
 from spes_p2p.errors import LocalProtocolError, RemoteProtocolError
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.body import Body
+from spes_p2p.protocol.chain import next_link
 from spes_p2p.protocol.codec import body_hash, encode
 from spes_p2p.protocol.head import Head, Terms, next_head
 from spes_p2p.protocol.params import RECOVERY_MS
 from spes_p2p.protocol.recovery import has_split, kept_members, recover, sign_recovery, verify_recovery
-from spes_p2p.protocol.round import SPLIT, RoundMachine, Wishes
+from spes_p2p.protocol.rescue import SPLIT
+from spes_p2p.protocol.round import RoundMachine, Wishes
 from spes_p2p.protocol.wire import NO_DIGEST
 from spes_p2p.testing.protocol_cases import alive_of, follow, identities, item_of, owned_head, trained_items
 
@@ -74,8 +76,16 @@ def test_a_recovery_that_passes_over_a_final_certificate_is_a_split() -> None:
     certificate = sign_recovery(recovered(), KEY)
     assert has_split(later, certificate, verify)
     assert not has_split(HEAD, certificate, verify)
+    assert not has_split(later, msgspec.structs.replace(certificate, signatures=()), verify)
     assert not has_split(later, sign_recovery(recovered(), OTHERS[0]), verify)
     assert not has_split(HEAD, sign_recovery(recovered(later), KEY), verify)  # this peer is behind
+
+
+def test_a_chain_is_followed_over_a_recovery_and_its_signature_is_one_to_check() -> None:
+    certificate = sign_recovery(recovered(), KEY)
+    link = next_link(HEAD, encode(certificate))
+    assert (link.after.epoch, link.after.hash) == (1, body_hash(certificate.body))
+    assert link.checks == ((KEY.peer_id, "recover", body_hash(certificate.body), certificate.signatures[0]),)
 
 
 def machine_of(peer: Identity, head: Head = HEAD, **wishes: object) -> RoundMachine:

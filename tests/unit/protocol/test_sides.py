@@ -37,6 +37,7 @@ def test_a_side_hears_each_other_and_the_first_in_order_chooses_first() -> None:
     assert side_with(chain, [C, B, A], B) == tuple(sorted((B, C)))
     assert side_with(chain, [A, B, C], C) == (C,)
     assert side_with({}, IDS, A) == (A,)
+    assert side_with(chain, [A, B], C) == (C,)  # it has no place in the order
 
 
 def ears() -> Ears:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from spes_p2p.config import MergeConfig, RunConfig, TrainingConfig
-from spes_p2p.protocol.codec import bits, pack_float, sign, unpack_float
+from spes_p2p.protocol.codec import bits, pack_float, sign, statement_hash, unpack_float
 from spes_p2p.protocol.head import Head, Terms
 from spes_p2p.protocol.messages import Manifest
 from spes_p2p.protocol.state import shard_row_hash
@@ -148,9 +148,11 @@ def test_nobody_publishes_for_a_shard_of_another() -> None:
     assert transition.state.shards == FOUR.state.shards
 
 
-def test_of_two_updates_of_a_peer_the_newest_counts_and_the_other_is_superseded() -> None:
+@pytest.mark.parametrize("newer_first", [False, True])
+def test_of_two_updates_of_a_peer_the_newest_counts_and_the_other_is_superseded(newer_first: bool) -> None:
     old, head = update_of(FOUR, PEERS[0]), head_after_missing(1)
-    new = update_of(head, PEERS[0])
+    several = [update_of(head, PEERS[0], note=str(number)) for number in range(32)]
+    new = next(u for u in several if (statement_hash(u) < statement_hash(old)) is newer_first)
     transition = transition_of(head, [item_of(update, receipt_of(update, PEERS)) for update in (old, new)])
     ((place, reason),) = [(remark.entry, remark.reason) for remark in transition.refused]
     assert reason is RefusalReason.SUPERSEDED
