@@ -83,7 +83,9 @@ class TrainerInThread:
         self._lock = asyncio.Lock()
         self._stop_wanted = False
         self.fail_next: dict[type[Request], SpesError] = {}
-        self.num_trainings = 0
+        self.trained_rounds: list[int] = []
+        """Rounds whose training has begun."""
+        self._round = 0
 
     @property
     def ready(self) -> Ready:
@@ -101,12 +103,14 @@ class TrainerInThread:
 
     async def load_start(self, request: LoadStart) -> Started:
         """Load the start of a round."""
-        return _expect(await self._ask(request), Started)
+        started = _expect(await self._ask(request), Started)
+        self._round = started.round
+        return started
 
     async def train(self, num_inner_steps: int) -> Trained:
         """Make inner steps."""
         self._stop_wanted = False
-        self.num_trainings += 1
+        self.trained_rounds.append(self._round)
         return _expect(await self._ask(Train(num_inner_steps=num_inner_steps)), Trained)
 
     def stop_training(self) -> None:

@@ -74,9 +74,10 @@ async def test_update_that_was_journalled_is_not_trained_again_after_a_restart(t
         swarm.introduce()
         stored = next(data for key, data in ada.tools.journal.scan().items() if key.endswith("signed/manifest/2"))
         assert stored == manifest
-        await swarm.wait_round(2)
-        assert ada.trainer.num_trainings == 0 or ada.round > 2
-        assert verdicts(ada)[2] == "accepted"
+        counted = ("accepted", "accepted late")  # its acknowledgement may come after the cut of round 2
+        await swarm.wait(lambda: verdicts(ada).get(2) in counted, "verdict on the journalled update")
+        assert 2 not in ada.trainer.trained_rounds
+        await swarm.wait(lambda: 3 in ada.trainer.trained_rounds, "training of the next round")
         assert ben.round >= 2
 
 
