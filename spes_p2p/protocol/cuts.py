@@ -205,6 +205,21 @@ class Cuts:
 
     # --- the inclusion rule ------------------------------------------------------------------------------------------
 
+    def first_view_from_ms(self, began_at_ms: int) -> int:
+        """Since when the round's first view counts, which began here at that moment: for others it began the grace
+        after half of the manifests at the latest, also while this peer still trained."""
+        half_at_ms = self._updates.half_at_ms
+        if half_at_ms is None:
+            return began_at_ms
+        return min(began_at_ms, half_at_ms + self._context.terms.config.protocol.train_grace_ms)
+
+    def left_out(self, items: Iterable[Item], before_ms: int) -> list[Held]:
+        """Updates of this base round whose manifests were held by then, and which a cut does not name as updates."""
+        terms = self._context.terms
+        named = {item.entry.peer for item in items if item.slot == (ItemKind.UPDATE, item.entry.peer, terms.round)}
+        held_then = (held for held in self._updates.manifests() if held.held_at_ms <= before_ms)
+        return [held for held in held_then if held.signed.peer not in named]
+
     def missing(self, items: Iterable[Item], before_ms: int) -> list[str]:
         """What this peer held complete before that moment and a cut leaves out; by slot, never by hash."""
         named: set[Slot] = set()
