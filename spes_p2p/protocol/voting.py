@@ -460,9 +460,10 @@ class Voting:
         return since_ms + terms.transfer_budget_ms - terms.config.protocol.view_timeout(0) // 2
 
     def wakes_at_ms(self) -> int | None:
-        """When a prevote that waits in the first view may be cast."""
-        waits = self.view == self.first and self.view in self.proposals and not self._voted(Step.PREVOTE)
-        return self._end_of_hurry_ms() if waits else None
+        """When the leader may cut, or a prevote that waits may be cast, in the first view; past or to come."""
+        if self.view < 0 or self.view != self.first or self._voted(Step.PREVOTE):
+            return None
+        return self._end_of_hurry_ms() if self.view in self.proposals else self._cuts.half_due_ms
 
     def _watch_quorums(self) -> None:
         """Learn quorum certificates from the prevotes of any view."""

@@ -100,3 +100,25 @@ def test_for_a_voter_that_trains_for_long_the_first_view_counts_from_when_it_beg
     assert {held.signed.peer for held in left_out} == {signed.peer for signed in early}
     named = [item_of(signed, receipt_of(signed, PEERS)) for signed in early]
     assert voter.round.cuts.left_out(named, before_ms=PROTOCOL.train_grace_ms) == []
+
+
+def test_a_fast_leader_waits_for_half_of_the_manifests_and_the_grace_but_no_longer_than_t() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    cuts, budget_ms, grace_ms = voter.round.cuts, voter.terms.transfer_budget_ms, PROTOCOL.train_grace_ms
+    voter.context.now_ms = PROTOCOL.round_min
+    began_ms = voter.context.now_ms
+    assert not cuts.leader_may_cut(began_ms)
+    assert cuts.leader_may_cut(began_ms - budget_ms)
+    updates = [update_of(HEAD, peer) for peer in voter.others]
+    for update in updates[:2]:
+        voter.hear_all(update)
+        voter.round.updates.add_receipt(receipt_of(update, PEERS))
+    assert voter.round.updates.half_at_ms == began_ms
+    voter.round.voting.begin(0)
+    assert voter.round.voting.wakes_at_ms() == began_ms + grace_ms
+    voter.context.now_ms = began_ms + grace_ms - 1
+    assert not cuts.leader_may_cut(voter.context.now_ms)
+    voter.context.now_ms += 1
+    assert cuts.leader_may_cut(voter.context.now_ms)
+    voter.hear_all(updates[2], alive_of(HEAD, voter.me))
+    assert not cuts.leader_may_cut(voter.context.now_ms)  # all are in, and one has no receipt yet
