@@ -72,6 +72,12 @@ class Cuts:
             due = min(due, half_at + protocol.train_grace_ms)
         return max(due, training_ended_at_ms)
 
+    @property
+    def half_due_ms(self) -> int | None:
+        """The grace after manifests of half of the members were held; None: they are not."""
+        half_at_ms = self._updates.half_at_ms
+        return None if half_at_ms is None else half_at_ms + self._context.terms.config.protocol.train_grace_ms
+
     def leader_may_cut(self, first_view_began_at_ms: int) -> bool:
         """Whether the leader of the round's first view cuts now."""
         context = self._context
@@ -80,6 +86,9 @@ class Cuts:
             return False
         if context.now_ms >= first_view_began_at_ms + context.terms.transfer_budget_ms:
             return True
+        live, half_due_ms = context.terms.live, self.half_due_ms
+        if live and not self._updates.are_in(live) and (half_due_ms is None or context.now_ms < half_due_ms):
+            return False  # it trained faster than the others: without them there is hardly anything to average
         return all(held.receipt is not None for held in self._updates.manifests())
 
     # --- making and taking -------------------------------------------------------------------------------------------
@@ -204,6 +213,19 @@ class Cuts:
         known.items = tuple(items)
 
     # --- the inclusion rule ------------------------------------------------------------------------------------------
+
+    def first_view_from_ms(self, began_at_ms: int) -> int:
+        """Since when the round's first view counts, which began here at that moment: for others it began the grace
+        after half of the manifests at the latest, also while this peer still trained."""
+        half_due_ms = self.half_due_ms
+        return began_at_ms if half_due_ms is None else min(began_at_ms, half_due_ms)
+
+    def left_out(self, items: Iterable[Item], before_ms: int) -> list[Held]:
+        """Updates of this base round whose manifests were held by then, and which a cut does not name as updates."""
+        terms = self._context.terms
+        named = {item.entry.peer for item in items if item.slot == (ItemKind.UPDATE, item.entry.peer, terms.round)}
+        held_then = (held for held in self._updates.manifests() if held.held_at_ms <= before_ms)
+        return [held for held in held_then if held.signed.peer not in named]
 
     def missing(self, items: Iterable[Item], before_ms: int) -> list[str]:
         """What this peer held complete before that moment and a cut leaves out; by slot, never by hash."""

@@ -406,6 +406,7 @@ class OpenRound:
             context.deadline_ms(),
             self.updates.deadline_ms(),
             self.voting.deadline_ms(),
+            self.voting.wakes_at_ms(),
             self._stop_training_at_ms() if not self.stop_sent else None,
             self._next_gossip_at_ms if context.is_voter else None,
         ]

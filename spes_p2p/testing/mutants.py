@@ -154,6 +154,10 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        patches=wrong.hurry_allowed,
+        caught_by=(_LEADERS + "test_a_leader_that_cuts_at_once_among_equals_delays_nobodys_update",),
+    ),
+    Mutant(
         patches=wrong.kept_on_trust,
         caught_by=(_LEADERS + "test_a_leader_that_keeps_parts_without_need_loses_its_view",),
     ),

@@ -244,6 +244,11 @@ def omission_allowed() -> list[Patch]:
     return [(Cuts, "missing", lambda self, items, before_ms: [])]
 
 
+def hurry_allowed() -> list[Patch]:
+    """A leader need not wait for the updates that are under way."""
+    return [(Cuts, "left_out", lambda self, items, before_ms: [])]
+
+
 def kept_on_trust() -> list[Patch]:
     """A part may be kept although its digests agreed in time."""
     return [(Parts, "agreed_before", lambda self, updates, part, before_ms: False)]

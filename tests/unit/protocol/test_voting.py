@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from spes_p2p.crypto import verify
+from spes_p2p.crypto import Identity, verify
 from spes_p2p.digests import digest
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest
@@ -9,6 +9,7 @@ from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.body import Body
 from spes_p2p.protocol.certificate import verify_certificate
 from spes_p2p.protocol.codec import body_hash
+from spes_p2p.protocol.head import Terms
 from spes_p2p.protocol.messages import Evidence, ProposalMessage, Receipt, Ref, Signed, Want
 from spes_p2p.protocol.params import MAX_VIEWS_AHEAD
 from spes_p2p.protocol.statements import Item
@@ -304,10 +305,10 @@ def receipt_for(item: Item) -> Receipt:
     return receipt_of(item.signed, PEERS)
 
 
-def with_updates() -> tuple[OneVoter, Body, Transition]:
+def with_updates(me: Identity | None = None) -> tuple[OneVoter, Body, Transition]:
     """A voter in view 0 with a cut of four receipted updates, the body that follows, and its transition."""
     items = trained_items(HEAD, PEERS)
-    voter = OneVoter(HEAD, PEERS)
+    voter = OneVoter(HEAD, PEERS, me=me)
     voter.hear_all(*(item.signed for item in items))
     for item in items:
         voter.round.updates.add_receipt(receipt_for(item))
