@@ -58,9 +58,9 @@ class Judge:
                 if problems or not short.recovered:
                     return problems
                 healed, finals = self._top(), []
-            before = self._newest_final()
+            before, known = self._newest_final(), len(self._swarm.monitor.finals)
             bound_ms = self._bound_ms() + (0 if finals else self._reunion_ms())
-            if not self._swarm.run(lambda before=before: self._newest_final().round > before.round, bound_ms):  # type: ignore[misc]  # a loop variable
+            if not self._swarm.run(lambda before=before, known=known: self._is_later(before, known), bound_ms):  # type: ignore[misc]  # loop variables
                 if not self._has_quorum():
                     continue
                 return [f"nothing final after round {before.round} within {bound_ms} ms of healing, {self._where()}"]
@@ -88,6 +88,10 @@ class Judge:
     def _newest_final(self) -> Head:
         finals = [peer.machine.head.last_final for peer in self._swarm.peers.values() if peer.honest]
         return max(finals, key=lambda head: head.round)
+
+    def _is_later(self, before: Head, known: int) -> bool:
+        """Whether an honest peer has a later final certificate. `known`: those that anybody had then; cheap to ask."""
+        return len(self._swarm.monitor.finals) > known and self._newest_final().round > before.round
 
     def _has_quorum(self) -> bool:
         terms = Terms(self._newest_final())
