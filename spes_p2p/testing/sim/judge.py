@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spes_p2p.ids import Digest, PeerId
+from spes_p2p.protocol.body import base_of
 from spes_p2p.protocol.head import Head, Terms
 from spes_p2p.protocol.params import LATE_ROUNDS
 from spes_p2p.protocol.wire import ItemKind
@@ -137,13 +138,17 @@ class Judge:
     # --- after three rounds ------------------------------------------------------------------------------------------
 
     def _chain(self) -> list[Head]:
-        """Final heads that became known after healing, in order."""
-        monitor = self._swarm.monitor
-        heads = [h for key, h in monitor.heads.items() if monitor.adopted_at_ms[key] >= self._healed_at_ms]
-        return sorted((head for head in heads if head.is_final), key=lambda head: head.round)
+        """The heads behind the newest final one, tentative ones included, oldest first."""
+        monitor, head = self._swarm.monitor, self._newest_final()
+        found: list[Head] = []
+        while head.hash in monitor.certificates:
+            found.append(head)
+            base = base_of(monitor.certificates[head.hash].body)
+            head = monitor.heads.get(base, self._swarm.genesis)
+        return found[::-1]
 
     def _vacant(self) -> list[str]:
-        heads = self._chain()[-JUDGED_ROUNDS:]
+        heads = [head for head in self._chain() if head.is_final][-JUDGED_ROUNDS:]
         if len(heads) < JUDGED_ROUNDS:
             return []
         willing = [any(rules.has_room(Terms(head), peer) for peer in head.state.members) for head in heads]
@@ -155,12 +160,14 @@ class Judge:
 
     def _unserved(self) -> list[str]:
         monitor, heads = self._swarm.monitor, self._chain()
-        top = heads[-1].round if heads else 0
+        chain = {head.hash for head in heads}
         found = []
         for update, (number, at_ms) in monitor.receipted_at.items():
             author, manifest = monitor.manifests[update]
-            if at_ms < self._healed_at_ms or number + 1 > top or not self._swarm.peers[author].honest:
+            if at_ms < self._healed_at_ms or number + 1 > heads[-1].round or not self._swarm.peers[author].honest:
                 continue
+            if manifest.epoch < heads[-1].epoch or manifest.prev not in chain:
+                continue  # a recovery has passed over it, or it was made on a branch that was left
             later = [head for head in heads if number <= head.round <= number + 1]
             if not any(self._served(head, author, update, manifest.round) for head in later):
                 found.append(f"the receipted update of {monitor.name(author)} of round {manifest.round} is in no cut")
@@ -176,7 +183,7 @@ class Judge:
     def _late(self, finals: list[Head]) -> list[str]:
         """Updates of branches that were left and that count on the chain as well."""
         monitor = self._swarm.monitor
-        chain = {identity for head in finals for _, identity in head.recent}
+        chain = {head.hash for head in self._chain()}
         found = []
         for head in monitor.heads.values():
             if head.is_final or head.hash in chain or head.base is None or head.round < finals[0].round - LATE_ROUNDS:
