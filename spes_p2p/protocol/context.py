@@ -3,7 +3,8 @@
 `sign_once` keeps promises: a slot is signed once, journalled in the same batch of effects, and after a restart the
 journalled bytes are sent again instead of new ones. Entries are kept for a height. What may be promised once on a tip
 is under the round and its tip, what may be promised once in a ballot under the ballot, which for the final voting lasts
-over all tentative rounds of the height; an update is under the certificate that it builds on.
+over all tentative rounds of the height; an update, and which one of a peer was acknowledged, is under the certificate
+that it builds on. What was acknowledged is taken over into the next heights while a certificate may name the update.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from spes_p2p.protocol.head import Terms
 from spes_p2p.protocol.messages import CutAnnouncement, Proposal, Ref, Signed, SignedBody, ViewChange, Vote, Want
 from spes_p2p.protocol.outbox import Outbox
 from spes_p2p.protocol.wire import Wire
+
+_ACKED = "acked/"
 
 
 @dataclass(slots=True)
@@ -67,6 +70,34 @@ class Promises:
         return signed
 
 
+def height_prefix(terms: Terms) -> str:
+    """Of all journal entries of a height."""
+    return f"{terms.head.epoch:06d}/{terms.height:010d}/"
+
+
+def base_prefix(terms: Terms, base: Digest) -> str:
+    """Of the journal entries of a height about updates that build on a certificate."""
+    return f"{height_prefix(terms)}on-{base.hex()[:16]}/"
+
+
+def acked_slot(author: PeerId) -> str:
+    """Where the update of a peer that was acknowledged stands among those on the same certificate."""
+    return f"{_ACKED}{author.hex()}"
+
+
+def still_acked(journal: Mapping[str, bytes], old: Terms, new: Terms) -> dict[str, bytes]:
+    """Journal entries of the next height: what was acknowledged for slots that a certificate may still name."""
+    served = {acked_slot(row.peer): row.base_round for row in new.head.state.roster}
+    found = {}
+    for number, base in new.head.recent:
+        before, after = base_prefix(old, base), base_prefix(new, base)
+        for key, entry in journal.items():
+            slot = key.removeprefix(before)
+            if slot != key and slot.startswith(_ACKED) and served.get(slot, 0) <= number:  # who is out may come back
+                found[after + slot] = entry
+    return found
+
+
 @dataclass(slots=True)
 class Context:
     """One round's shared surroundings. `now_ms` is set before every input."""
@@ -103,7 +134,7 @@ class Context:
     @property
     def height_key(self) -> str:
         """Prefix of all journal entries of the height."""
-        return f"{self.terms.head.epoch:06d}/{self.terms.height:010d}/"
+        return height_prefix(self.terms)
 
     @property
     def key(self) -> str:
@@ -123,7 +154,7 @@ class Context:
 
     def updates_on(self, base: Digest) -> Promises:
         """Promises about the update that builds on a certificate."""
-        return Promises(self, f"{self.height_key}on-{base.hex()[:16]}/")
+        return Promises(self, base_prefix(self.terms, base))
 
     def in_ballot(self, body: CutAnnouncement | Proposal | Vote | ViewChange) -> bool:
         """Whether a message belongs to the ballot that is open here."""

@@ -37,7 +37,7 @@ from spes_p2p.protocol.body import Certificate, base_of
 from spes_p2p.protocol.branches import abandoned
 from spes_p2p.protocol.certificate import certificate_terms, verify_certificate, votes_of_certificate
 from spes_p2p.protocol.codec import body_hash, decode, encode
-from spes_p2p.protocol.context import Context
+from spes_p2p.protocol.context import Context, still_acked
 from spes_p2p.protocol.effects import Effect, Input
 from spes_p2p.protocol.greeting import begin, greet, say_leave
 from spes_p2p.protocol.head import Head, Terms
@@ -279,7 +279,9 @@ class RoundMachine:
             self._leaving.certified(self.head, head, context.me, context.now_ms)
         side = self._siding.next_side(terms, context.terms.side, head)
         if head.is_final:
-            self._journal = {}
+            self._journal = still_acked(self._journal, terms, Terms(head))
+            if self._journal:
+                self._effects.append(fx.Persist(entries=dict(self._journal)))
             self._height = Height.of(head)
             self._siding.new_height()
             self._rescue.troubled_at_ms = None

@@ -113,6 +113,13 @@ class Ears:
         """Voters that are not silent, this peer among them if it votes."""
         return frozenset(peer for peer in voters if peer not in self.silent)
 
+    def direct(self, voters: Sequence[PeerId]) -> int:
+        """How many voters this peer hears that hear it, as far as they have said; this peer among them."""
+        me, declared, silent = self.me, self.declared, self.silent
+        return sum(
+            peer == me or (peer not in silent and (peer not in declared or me in declared[peer][0])) for peer in voters
+        )
+
     def hearing(self, voters: Sequence[PeerId]) -> dict[PeerId, frozenset[PeerId]]:
         """What is known of who hears whom. A voter that is heard and has said nothing hears this peer at least."""
         found = {}

@@ -73,13 +73,16 @@ class Siding:
         waiting = open_round.voting.view >= 0
         self.ears.listen(terms.all_voters, context.now_ms, waiting=waiting)
         self._probes = self.ears.listening or terms.tentative
-        hearing = self.ears.hearing(terms.all_voters)
-        self.whole = len(reach(hearing, self._me)) >= quorum(len(terms.all_voters))
+        needed, hearing = quorum(len(terms.all_voters)), None
+        self.whole = self.ears.direct(terms.all_voters) >= needed  # nearly always, and then nothing else matters
+        if not self.whole:
+            hearing = self.ears.hearing(terms.all_voters)
+            self.whole = len(reach(hearing, self._me)) >= needed
         chosen: tuple[PeerId, ...] | None = None
         if self.whole:
             self._candidate, self.halted = None, ""
             chosen = () if terms.tentative else None
-        elif waiting:
+        elif waiting and hearing is not None:
             chosen = self._choose(context, hearing)
         return None if chosen == terms.side else chosen
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol.codec import bitmap, bits, encode, receipt_hash, sign, statement_hash
-from spes_p2p.protocol.context import Context
+from spes_p2p.protocol.context import Context, acked_slot
 from spes_p2p.protocol.effects import CheckPiece, FetchBlob
 from spes_p2p.protocol.evidence import conflicting
 from spes_p2p.protocol.history import Held, History
@@ -274,12 +274,13 @@ class Updates:
 
     def _promise_slot(self, held: Held) -> bool:
         """Journal which manifest of a slot this peer acknowledges; False if it was another, before a restart."""
-        context = self._context
-        _, peer, base_round = slot_of(held.signed)
-        slot = f"acked/{peer.hex()}/{base_round}"
-        if context.journal.get(context.key + slot, held.hash) != held.hash:
+        manifest = held.manifest
+        if manifest is None:
             return False
-        context.persist(slot, held.hash)
+        promises, slot = self._context.updates_on(manifest.prev), acked_slot(held.signed.peer)
+        if (promises.get(slot) or held.hash) != held.hash:
+            return False
+        promises.persist(slot, held.hash)
         return True
 
     # --- receipts ----------------------------------------------------------------------------------------------------
@@ -366,8 +367,6 @@ class Updates:
                 context.held.update(piece.blob for piece in manifest.pieces)
                 promises = context.updates_on(manifest.prev)
                 promises.persist(f"signed/manifest/{manifest.round}", encode(old.signed))
-            if old.acked:
-                self._promise_slot(held)
             if old.receipt is not None and self._stands(old.receipt, old.signed.peer, manifest):
                 held.take_receipt(old.receipt, receipt_hash(old.receipt), context.now_ms)
                 self.receipts[held.receipt_hash] = old.receipt

@@ -66,13 +66,21 @@ def make_manifest(config: RunConfig, founders: list[PeerId], num_parts: int, inv
 
 
 class Swarm(Clockwork):
-    """A simulated swarm. `founders`: names; `members`: names of more that are in the roster from the beginning.
+    """A simulated swarm. `founders`: names; `members`: names of more that are in the roster from the beginning;
+    `has_key`: the first founder holds the run's recovery key.
 
     Time and what is due are `Clockwork`'s.
     """
 
     def __init__(
-        self, config: RunConfig, founders: list[str], *, seed: int, num_parts: int = 4, members: tuple[str, ...] = ()
+        self,
+        config: RunConfig,
+        founders: list[str],
+        *,
+        seed: int,
+        num_parts: int = 4,
+        members: tuple[str, ...] = (),
+        has_key: bool = False,
     ) -> None:
         super().__init__(seed)
         self.config = config
@@ -84,6 +92,9 @@ class Swarm(Clockwork):
         self.invite = FastSigner(identity_of("invite").peer_id)
         self.key_holders: set[PeerId] = set()
         """Who holds the run's recovery key, from its next start on: it is the first founder's."""
+        if has_key:
+            self.key_holders.add(identity_of(founders[0]).peer_id)
+        self.verifier = verify_either
         self.blocked: Callable[[PeerId, PeerId], bool] = lambda sender, receiver: False
         self.barriers: dict[str, Callable[[PeerId, PeerId], bool]] = {}
         """More reasons for which (sender, receiver) cannot pass, by name."""
@@ -170,7 +181,7 @@ class Swarm(Clockwork):
             stop_after_round=stop,
             recovery=signer if signer.peer_id in self.key_holders else None,
         )
-        return RoundMachine(head, signer, verify_either, wishes, now_ms=now_ms, journal=journal)
+        return RoundMachine(head, signer, self.verifier, wishes, now_ms=now_ms, journal=journal)
 
     def named(self, name: str) -> SimPeer:
         """The peer of that name."""

@@ -5,9 +5,11 @@ duplication  every line sends some messages twice
 reorder      latencies vary widely, so that messages overtake each other
 latency      all lines are slow to answer
 partition    for a while, two groups cannot reach each other
+halves       once or twice, for long, the voters are split into halves
 oneway       for a while, one peer's messages to some others do not pass
 flapping     for a while, one peer's lines break and mend every second or two
 crash        peers die at journal points, and start again
+silent       voters are dead for long, sometimes for good: more than the run can do without
 freeze       peers stand still (SIGSTOP), and go on
 slow         a line is 10 or 100 times too slow
 clock        clock rates differ by up to 10 %
@@ -26,8 +28,8 @@ from collections.abc import Iterable
 
 from spes_p2p.errors import UsageError
 
-LINES = ("loss", "duplication", "reorder", "latency", "partition", "oneway", "flapping")
-PROCESSES = ("crash", "freeze", "slow", "clock")
+LINES = ("loss", "duplication", "reorder", "latency", "partition", "halves", "oneway", "flapping")
+PROCESSES = ("crash", "silent", "freeze", "slow", "clock")
 BYZANTINE = ("twins", "equivocate", "liars", "withhold")
 ROSTER = ("sybils", "join", "leave")
 ALL = (*LINES, *PROCESSES, *BYZANTINE, *ROSTER)

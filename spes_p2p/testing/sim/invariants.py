@@ -3,7 +3,8 @@
     S1   at every adoption: one final body per (epoch, height)
     S2   at every message of an honest peer, its crashes included: one value per slot it signs (votes, cuts, proposals,
          updates, part digests, view changes), and acks of one manifest per slot
-    S3   at every adoption: the round is the next one of the same chain
+    S3   at every adoption: the round is the next one of the same chain, a final one follows the last final one over its
+         `via`, and nothing final is ever passed over or left
     S4   once per body: every blob that enters was made for that shard by a peer that owned it since before it trained;
          nobody owns more than it may, owners are members
     S5   once per body: an update whose receipt so many honest voters held complete before their view 0, a time-out
@@ -11,8 +12,10 @@
     S6   once per body: some honest peer has every blob of the state on its disk
     S7   at every result: honest aggregators of the same part and updates have the same bytes
     S8   once per body: newcomers were admitted, and voters grow no faster than the rules allow
-    S9   once per body: who is out has left, was proven to equivocate (never an honest peer), or was silent for two cuts
-    S10  at every adoption: a tentative head is never counted as final
+    S9   once per body: who is out has left, was proven to equivocate (never an honest peer), is left out by a recovery
+         or has no item in the last two final cuts
+    S10  at every adoption: a tentative head is never counted as final; q voters signed a final one in the final ballot,
+         and a side a tentative one in its own, as far as it may; a tentative one changes no roster (`sim/finality.py`)
     S11  at every restart: the disk is the state after the last adopted certificate, or the one before it
 
 Two more at every event: time that a machine asks for is in the future, and no honest peer's message is refused for
@@ -36,7 +39,7 @@ from spes_p2p.protocol.messages import Ack, Evidence, Manifest, Message, PartDig
 from spes_p2p.protocol.open_round import OpenRound
 from spes_p2p.protocol.params import MIN_BYZANTINE_VOTERS, SILENT_ROUNDS
 from spes_p2p.protocol.wire import ItemKind, PieceKind
-from spes_p2p.testing.sim import rules
+from spes_p2p.testing.sim import finality, rules
 from spes_p2p.testing.sim.blobs import state_blobs
 from spes_p2p.testing.sim.peer import SimPeer
 
@@ -85,6 +88,8 @@ class Monitor:
         self._pressing: dict[tuple[Digest, Digest], set[PeerId]] = {}
         """(head, update) -> honest voters that insisted on it."""
         self._before: tuple[int, OpenRound] | None = None
+        self._present: dict[Digest, tuple[frozenset[PeerId], ...]] = {}
+        """Final head -> who has an item in the final cuts up to it, the newest last."""
 
     def broken(self, what: str) -> InvariantError:
         """The error that says so."""
@@ -166,9 +171,9 @@ class Monitor:
                 )
         if certificate.body.final != rules.is_final(head):
             raise self.broken(f"S10: {peer.name} counts a tentative certificate of round {head.round} as final")
-        links = (before.last_final.hash, before.height) if rules.is_final(head) else (before.hash, head.height)
-        if head.round != before.round + 1 or (certificate.body.prev, before.height) != links:
-            raise self.broken(f"S3: {peer.name} adopted round {head.round} on top of another chain")
+        self._raise_if(f"S3: {peer.name} adopted what", finality.link_problem(before, head, certificate, peer.heads))
+        unsigned = finality.quorum_problem(before, head, certificate, swarm.verifier)
+        self._raise_if(f"S10: {peer.name} adopted round {head.round} with", unsigned)
         if self._before is not None and peer.honest:
             self._insist(peer, self._before[1], before)
         if head.hash not in self.heads:
@@ -181,6 +186,14 @@ class Monitor:
         if peer.honest:
             self._check_insisted(before, head, certificate.body)
 
+    def leaves(self, peer: SimPeer, abandoned: tuple[Digest, ...]) -> None:
+        """A peer is about to leave certificates of its chain."""
+        self._raise_if(f"S3: {peer.name}", finality.left_problem(peer.heads, abandoned))
+
+    def _raise_if(self, what: str, problem: str) -> None:
+        if problem:
+            raise self.broken(f"{what} {problem}")
+
     def _base_of(self, peer: SimPeer, certificate: Certificate) -> Head:
         """The head, of those that the peer has or of its height, that a certificate builds on."""
         base = base_of(certificate.body)
@@ -191,10 +204,11 @@ class Monitor:
 
     def _check_body(self, before: Head, head: Head, body: Body) -> None:
         """What is checked once for each body."""
-        terms = Terms(before, head.side)
+        self._raise_if(f"S10: round {head.round}:", finality.tentative_problem(head))
+        self._count_present(before, head, body)
         self._check_owners(before, head, body)
         self._check_holders(head)
-        self._check_growth(terms, head, body)
+        self._check_growth(Terms(before), head, body)
         self._check_evictions(before, head, body)
 
     def _check_owners(self, before: Head, head: Head, body: Body) -> None:
@@ -239,11 +253,21 @@ class Monitor:
             if peer not in self._swarm.peers:
                 raise self.broken(f"S8: round {head.round} admits a stranger")
 
+    def _count_present(self, before: Head, head: Head, body: Body) -> None:
+        if not head.is_final:
+            return
+        kinds = [kind for kind in ItemKind if kind is not ItemKind.EVIDENCE]
+        here = frozenset(author for kind in kinds for author, _ in rules.authors(before, body, kind))
+        if head.epoch > before.epoch:
+            here = frozenset(head.state.members)
+        genesis = (frozenset(self._swarm.genesis.state.members),)
+        cuts = (*self._present.get(before.last_final.hash, genesis), here)
+        self._present[head.hash] = cuts[-SILENT_ROUNDS:]
+
     def _check_evictions(self, before: Head, head: Head, body: Body) -> None:
         leaving = {author for author, _ in rules.authors(before, body, ItemKind.LEAVE)}
         accused = {self._proofs.get(proof) for _, proof in rules.authors(before, body, ItemKind.EVIDENCE)}
         for peer in set(before.state.members) - set(head.state.members):
-            row = before.state.row(peer)
             if peer in accused:
                 self.evicted[peer] = head.round, "evidence"
                 if self._swarm.peers[peer].watched:
@@ -252,7 +276,7 @@ class Monitor:
                 self.evicted[peer] = head.round, "left"
             elif head.epoch > before.epoch:
                 self.evicted[peer] = head.round, "left out by a recovery"
-            elif row is not None and before.height - row.last_item_round >= SILENT_ROUNDS:
+            elif finality.was_silent(peer, self._present.get(head.hash, ()), SILENT_ROUNDS):
                 self.evicted[peer] = head.round, "silent"
                 self._swarm.log(self._swarm.peers[peer], f"is out after round {head.round}: silent")
             else:

@@ -11,6 +11,7 @@ from spes_p2p.digests import digest
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.head import Head, Terms
+from spes_p2p.protocol.params import quorum
 from spes_p2p.testing.sim.byzantine import equivocator
 from spes_p2p.testing.sim.peer import Line, SimPeer, unchanged
 from spes_p2p.testing.sim.scenario import Scenario
@@ -23,6 +24,8 @@ LINGER_MS = 10_000
 NORMAL_RATE_BYTES_PER_S = 10_000_000
 """Twice `min_rate`: a line that keeps up."""
 NORMAL_LINE = Line(latency_ms=(1, 50), rate_bytes_per_s=NORMAL_RATE_BYTES_PER_S)
+LONG_SHARE = 0.5
+"""Of the seeds with several faults that have a long one among them, how many show it."""
 FIRST_MS = 3_000
 """Nothing happens before."""
 
@@ -37,6 +40,8 @@ class Mishaps:
         self._active = True
         self._names = 0
         self._leaving: set[PeerId] = set()
+        self.last_until_ms = 0
+        """Long faults are not healed before."""
 
     @property
     def leaving(self) -> frozenset[PeerId]:
@@ -59,6 +64,7 @@ class Mishaps:
         for name, (mean_ms, action) in repeated.items():
             if name in self._scenario.faults:
                 self._every(mean_ms, action)
+        self._begin_long()
         if "join" in self._scenario.faults:
             for _ in range(self._random.randint(1, 3)):
                 self._once(45_000, self._join)
@@ -79,7 +85,7 @@ class Mishaps:
             peer.line = replace(NORMAL_LINE, train_ms=peer.line.train_ms)
             peer.uplink_free_ms = peer.downlink_free_ms = swarm.now_ms
             swarm.thaw(peer)
-            if not (peer.alive or peer.left or peer.sybil):
+            if not (peer.alive or peer.left or peer.sybil or peer.gone):
                 swarm.restart(peer, peer.capacity)
 
     def watch(self, head: Head) -> None:
@@ -205,6 +211,53 @@ class Mishaps:
         if victim is not None:
             self._swarm.freeze(victim)
             self._swarm.at(self._random.randint(500, 40_000), lambda: self._swarm.thaw(victim))
+
+    # --- for long, once or twice -------------------------------------------------------------------------------------
+
+    def _begin_long(self) -> None:
+        """Long enough for tentative certificates, in most seeds: they come once patience is over."""
+        faults, source = self._scenario.faults, self._random
+        for name, action in (("halves", self._halve), ("silent", self._silence)):
+            if name in faults and (len(faults) == 1 or source.random() < LONG_SHARE):
+                at_ms, duration_ms = source.randint(FIRST_MS, 20_000), source.randint(20_000, 80_000)
+                self._swarm.at(at_ms, lambda action=action, duration_ms=duration_ms: action(duration_ms))  # type: ignore[misc]  # loop variables
+                self.last_until_ms = max(self.last_until_ms, at_ms + duration_ms)
+
+    def _voters(self) -> list[PeerId]:
+        head = max((peer.machine.head for peer in self._swarm.peers.values() if peer.honest), key=lambda h: h.round)
+        return [peer for peer in Terms(head).voters if peer in self._swarm.peers]
+
+    def _halve(self, duration_ms: int) -> None:
+        """Neither half has a quorum. Sometimes they are mixed anew on the way."""
+        swarm, source = self._swarm, self._random
+        voters = self._voters()
+        one = set(source.sample(voters, len(voters) // 2))
+        one |= {peer for peer in swarm.peers if peer not in voters and source.random() < 0.5}
+        again = source.random() < 0.2
+        part_ms = duration_ms // 2 if again else duration_ms
+        swarm.log(None, f"halves for {part_ms} ms: {self._list(frozenset(one))} from the others")
+        self._barrier("halves", lambda a, b: (a in one) != (b in one), part_ms)
+        if again:
+            swarm.at(part_ms, lambda: self._halve(duration_ms - part_ms) if self._active else None)
+
+    def _silence(self, duration_ms: int) -> None:
+        """Voters die; in one of four such seeds they never come back."""
+        swarm, source, voters = self._swarm, self._random, self._voters()
+        most = len(voters) - quorum(len(voters)) + 1
+        chosen = [swarm.peers[peer] for peer in voters if swarm.peers[peer].honest and not swarm.peers[peer].left]
+        number = min(source.choice((1, most, most)), len(voters) - 1, len(chosen))
+        for_good = source.random() < 0.25
+        for peer in source.sample(chosen, number):
+            swarm.log(peer, "dies for good" if for_good else f"dies for {duration_ms} ms")
+            swarm.kill(peer)
+            peer.gone = True
+            if not for_good:
+                swarm.at(duration_ms, lambda peer=peer: self._revive(peer))  # type: ignore[misc]  # a loop variable
+
+    def _revive(self, peer: SimPeer) -> None:
+        peer.gone = False
+        if self._active:
+            self._swarm.restart(peer, peer.capacity)
 
     # --- the roster --------------------------------------------------------------------------------------------------
 

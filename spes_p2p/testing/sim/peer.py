@@ -90,6 +90,8 @@ class SimPeer:
     """It may break any rule."""
     once_byzantine: bool = False
     """It did, and keeps to the rules now; what it signed before may speak against it."""
+    gone: bool = False
+    """It is dead, and nobody starts it again."""
     sybil: bool = False
     """It joined to be many; nothing is expected of it."""
     frozen: bool = False

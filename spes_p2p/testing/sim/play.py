@@ -14,7 +14,7 @@ from spes_p2p.testing.sim.mishaps import Mishaps
 from spes_p2p.testing.sim.scenario import MAX_FOUNDERS, Scenario
 from spes_p2p.testing.swarm import Swarm
 
-FAULTS_MS = 90_000
+FAULTS_MS = 120_000
 """Longest time with faults, whatever came of it."""
 PLAIN_ROUND_MS = 300_000
 """Longest round without faults."""
@@ -30,7 +30,7 @@ class Outcome:
     violations: tuple[str, ...] = ()
     stuck: tuple[str, ...] = ()
     waits: bool = False
-    """In the end fewer than q honest voters were left: the run waits on purpose."""
+    """Fewer than q honest voters were left: the run waits on purpose, or goes on tentatively."""
     rounds_final: int = 0
     views: tuple[int, ...] = ()
     """Of each certificate, by round."""
@@ -95,7 +95,12 @@ def play(scenario: Scenario, *, trace: bool = False) -> tuple[Outcome, list[str]
     names = [f"p{number}" for number in range(scenario.num_peers)]
     founders, members = names[:MAX_FOUNDERS], tuple(names[MAX_FOUNDERS:])
     swarm = Swarm(
-        scenario.config, founders, seed=scenario.seed, num_parts=scenario.config.protocol.parts, members=members
+        scenario.config,
+        founders,
+        seed=scenario.seed,
+        num_parts=scenario.config.protocol.parts,
+        members=members,
+        has_key=scenario.has_key,
     )
     swarm.log_lines.on = trace
     mishaps, tally = Mishaps(swarm, scenario), _Tally(swarm)
@@ -146,7 +151,11 @@ def _play_plain(swarm: Swarm, scenario: Scenario) -> list[str]:
 def _play_faults(swarm: Swarm, scenario: Scenario, mishaps: Mishaps) -> tuple[list[str], bool]:
     mishaps.begin()
     faulty_rounds = max(1, scenario.num_rounds - JUDGED_ROUNDS)
-    swarm.run(lambda: len(swarm.monitor.finals) >= faulty_rounds, FAULTS_MS)
+
+    def enough() -> bool:
+        return len(swarm.monitor.finals) >= faulty_rounds and swarm.now_ms >= mishaps.last_until_ms
+
+    swarm.run(enough, FAULTS_MS)
     mishaps.heal()
     judge = Judge(swarm, mishaps.leaving)
     return judge.judge(), judge.waits

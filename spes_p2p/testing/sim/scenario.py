@@ -33,6 +33,8 @@ class Scenario:
     """(number of the founder, what it does)."""
     config: RunConfig
     capacity: int
+    has_key: bool = False
+    """Whether the first founder holds the recovery key."""
 
 
 def draw(seed: int, *, num_peers: int | None, num_rounds: int, chosen: frozenset[str]) -> Scenario:
@@ -55,6 +57,7 @@ def draw(seed: int, *, num_peers: int | None, num_rounds: int, chosen: frozenset
         byzantine=_byzantine(source, number, config, active),
         config=config,
         capacity=source.choice((1, 2, 4)) if chosen else 2,
+        has_key=bool(chosen) and source.random() < 0.5,
     )
 
 

@@ -158,6 +158,7 @@ class Work:
 
     def leave_branch(self, peer: SimPeer, abandoned: tuple[Digest, ...]) -> None:
         """Forget tentative certificates that are no longer behind the tip."""
+        self._swarm.monitor.leaves(peer, abandoned)
         peer.heads = [head for head in peer.heads if head.hash not in abandoned]
         peer.certificates = [c for c in peer.certificates if body_hash(c.body) not in abandoned]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from spes_p2p.crypto import Identity, verify
@@ -11,8 +13,9 @@ from spes_p2p.digests import digest
 from spes_p2p.errors import LocalProtocolError
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.body import Certificate
-from spes_p2p.protocol.codec import decode, encode
-from spes_p2p.protocol.head import Head
+from spes_p2p.protocol.codec import decode, encode, statement_hash
+from spes_p2p.protocol.context import still_acked
+from spes_p2p.protocol.head import Head, Terms
 from spes_p2p.protocol.messages import Ack, Alive, Claim, Join, Leave, Manifest, PartDigest, Signed, Vote
 from spes_p2p.protocol.receipts import mark_of
 from spes_p2p.protocol.roster import invite_payload
@@ -260,17 +263,30 @@ def test_after_a_restart_the_update_that_was_acknowledged_is_acknowledged_again_
     assert len(acks[0]) == 1
 
 
-def test_what_was_acknowledged_stays_promised_in_the_round_it_is_carried_into() -> None:
-    voter = OneVoter(HEAD, PEERS)
-    author = voter.others[0]
-    update = update_of(HEAD, author)
+def acknowledges(voter: OneVoter, author: Identity, update: Signed) -> bool:
+    """Whether a voter that finds all pieces of an update fine acknowledges it."""
     voter.hear(author, update)
-    held = voter.round.updates.slots[ItemKind.UPDATE, author.peer_id, 2]
     for effect in list(voter.effects):
         if isinstance(effect, fx.CheckPiece):
             voter.round.local(fx.PieceChecked(manifest=effect.manifest, piece=effect.piece_index, reason=None))
+    voter.wait(1)
+    acks = [m.body for _, m in voter.sent if isinstance(m, Signed) and isinstance(m.body, Ack)]
+    return any(ack.manifest == statement_hash(update) for ack in acks)
+
+
+def test_what_was_acknowledged_stays_promised_in_later_rounds_until_the_slot_is_served() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    author = voter.others[0]
+    update, other = update_of(HEAD, author), update_of(HEAD, author, note="other")
+    assert acknowledges(voter, author, update)
     after = follow(HEAD, [item_of(alive_of(HEAD, peer)) for peer in PEERS])
-    later = OneVoter(after, PEERS, me=voter.me)
-    later.round.carry(held)
-    later.wait(1)
-    assert later.journal[f"{later.context.key}acked/{author.peer_id.hex()}/2"] == held.hash
+    promised = still_acked(voter.journal, voter.terms, Terms(after))
+    assert list(promised.values()) == [statement_hash(update)]
+    assert not acknowledges(OneVoter(after, PEERS, promised, me=voter.me), author, other)
+    assert acknowledges(OneVoter(after, PEERS, promised, me=voter.me), author, update)
+    assert acknowledges(OneVoter(after, PEERS, me=voter.me), author, other)
+    row = after.state.row(author.peer_id)
+    assert row is not None
+    rows = tuple(msgspec.structs.replace(row, base_round=2) if r == row else r for r in after.state.roster)
+    served = replace(after, state=msgspec.structs.replace(after.state, roster=rows))
+    assert still_acked(voter.journal, voter.terms, Terms(served)) == {}
