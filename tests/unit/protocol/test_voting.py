@@ -9,7 +9,6 @@ from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.body import Body
 from spes_p2p.protocol.certificate import verify_certificate
 from spes_p2p.protocol.codec import body_hash
-from spes_p2p.protocol.head import Terms
 from spes_p2p.protocol.messages import Evidence, ProposalMessage, Receipt, Ref, Signed, Want
 from spes_p2p.protocol.params import MAX_VIEWS_AHEAD
 from spes_p2p.protocol.statements import Item
