@@ -111,6 +111,8 @@ class Cuts:
                 continue
             if terms.tentative and kind not in TENTATIVE_KINDS:
                 continue
+            if kind is ItemKind.EVIDENCE and not self._updates.concerns(peer):
+                continue
             entries.append(CutItem(kind, held.signed.peer, held.hash, NO_DIGEST))
         items = tuple(sorted(entries, key=item_sort_key))
         return Cut(terms.head.run.run_id, terms.head.epoch, terms.round, items)
@@ -231,6 +233,7 @@ class Cuts:
         """What this peer held complete before that moment and a cut leaves out; by slot, never by hash."""
         named: set[Slot] = set()
         present: set[PeerId] = set()
+        members = self._context.terms.member_set
         for item in items:
             named.add(item.slot)
             if item.entry.kind is not ItemKind.EVIDENCE:
@@ -250,6 +253,8 @@ class Cuts:
                     found.append("alive")
             elif self._context.terms.tentative and kind not in TENTATIVE_KINDS:
                 continue
+            elif kind is ItemKind.EVIDENCE and not (peer in members or (ItemKind.JOIN, peer, 0) in named):
+                continue  # it has nothing to prevent
             elif (kind, peer, 0) not in named:
                 found.append(kind.name.lower())
         return found

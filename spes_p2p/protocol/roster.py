@@ -43,7 +43,7 @@ class RosterChange:
     evicted: frozenset[PeerId]
     """Proven to have signed two statements for one slot."""
     joining: Mapping[PeerId, int]
-    """Admitted newcomers, none of them a member before the cut, and their capacities."""
+    """Admitted newcomers, none of them a member before the cut, and their capacities; the evicted count for nothing."""
     capacities: Mapping[PeerId, int]
     """Capacities that members state in this cut."""
     accepted_bases: Mapping[PeerId, Sequence[int]]
@@ -77,7 +77,8 @@ def next_roster(terms: Terms, change: RosterChange) -> tuple[RosterRow, ...]:
         )
     if terms.tentative:
         return tuple(rows)
-    rows += [RosterRow(peer, capacity, 0, 0, terms.round, None) for peer, capacity in change.joining.items()]
+    joining = ((peer, capacity) for peer, capacity in change.joining.items() if peer not in change.evicted)
+    rows += [RosterRow(peer, capacity, 0, 0, terms.round, None) for peer, capacity in joining]
     return with_voters(terms, tuple(sorted(rows, key=lambda row: row.peer)))
 
 

@@ -69,7 +69,7 @@ def kind_of(statement: Statement) -> ItemKind:
 
 
 def check_statement(terms: Terms, signed: Signed, verifier: Verifier) -> None:
-    """Whether this statement may be an item of this round's cut."""
+    """Whether this statement may be an item of this round's cut; evidence against a stranger only beside its join."""
     body, peer = signed.body, signed.peer
     if not isinstance(body, STATEMENT_TYPES):
         raise RemoteProtocolError(peer, f"a {body.tag} is no statement")
@@ -91,8 +91,7 @@ def check_statement(terms: Terms, signed: Signed, verifier: Verifier) -> None:
             _check_round(terms, peer, body.tag, body.round, STATEMENT_ROUNDS)
         case _:  # evidence
             _check_round(terms, peer, body.tag, body.round, STATEMENT_ROUNDS)
-            if evidence.accused(body, verifier) not in terms.members:
-                raise RemoteProtocolError(peer, "evidence against a peer that is not a member")
+            evidence.accused(body, verifier)
 
 
 def _check_round(terms: Terms, peer: PeerId, tag: str, round_number: int, past_rounds: int) -> None:
@@ -165,6 +164,7 @@ def check_cut(terms: Terms, cut: Cut, items: tuple[Item, ...], receipts: Mapping
     if terms.tentative and any(entry.kind not in TENTATIVE_KINDS for entry in cut.items):
         raise RemoteProtocolError(None, "a tentative cut that would change the roster")
     once: set[Slot] = set()
+    concerned = terms.member_set | {entry.peer for entry in cut.items if entry.kind is ItemKind.JOIN}
     for item in items:
         entry, body = item.entry, item.signed.body
         if statement_hash(item.signed) != entry.statement or item.signed.peer != entry.peer:
@@ -181,6 +181,8 @@ def check_cut(terms: Terms, cut: Cut, items: tuple[Item, ...], receipts: Mapping
                 raise RemoteProtocolError(None, "an update in the cut is older than its peer's newest")
         elif entry.receipt != NO_DIGEST or not _fits(terms, entry.kind, body):
             raise RemoteProtocolError(None, "a cut item has the wrong kind")
+        if entry.kind is ItemKind.EVIDENCE and item.slot[1] not in concerned:
+            raise RemoteProtocolError(None, "evidence in the cut against a peer that is no member and does not join")
 
 
 def _fits(terms: Terms, kind: ItemKind, body: SignedBody) -> bool:

@@ -7,13 +7,25 @@ from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol.codec import bitmap, bits, encode, receipt_hash, sign, statement_hash
 from spes_p2p.protocol.context import Context, acked_slot
 from spes_p2p.protocol.effects import CheckPiece, FetchBlob
-from spes_p2p.protocol.evidence import conflicting
+from spes_p2p.protocol.evidence import conflicting, named
 from spes_p2p.protocol.history import Held, History
-from spes_p2p.protocol.messages import Ack, AckMark, Alive, Claim, Evidence, Manifest, Receipt, Ref, Refusal, Signed
+from spes_p2p.protocol.messages import (
+    Ack,
+    AckMark,
+    Alive,
+    Claim,
+    Evidence,
+    Join,
+    Manifest,
+    Receipt,
+    Ref,
+    Refusal,
+    Signed,
+)
 from spes_p2p.protocol.norms import Yardstick
 from spes_p2p.protocol.receipts import Tally, check_mark, check_receipt, mark_of
 from spes_p2p.protocol.statements import Slot, check_statement, slot_of
-from spes_p2p.protocol.wire import NO_DIGEST, PieceKind, RefKind, RefusalReason
+from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind, RefKind, RefusalReason
 
 _MAX_EARLY_RECEIPTS = 64
 """Receipts of one sender kept until their manifests come."""
@@ -60,8 +72,23 @@ class Updates:
         identity = statement_hash(signed)
         if identity in self.by_hash:
             return False
-        check_statement(self._context.terms, signed, self._context.verifier)
+        self._check(signed, identity)
         return self._insert(Held(signed=signed, hash=identity, held_at_ms=self._context.now_ms))
+
+    def _check(self, signed: Signed, identity: Digest) -> None:
+        """Whether a statement may be kept. Raises RemoteProtocolError.
+
+        Evidence against a stranger has its join to prevent, or somebody's cut names both: else it is as free as keys.
+        """
+        context = self._context
+        check_statement(context.terms, signed, context.verifier)
+        idle = isinstance(signed.body, Evidence) and not self.concerns(named(signed.body))
+        if idle and not context.is_wanted(Ref(RefKind.STATEMENT, identity, NO_DIGEST)):
+            raise RemoteProtocolError(signed.peer, "evidence against a peer that is no member and does not join")
+
+    def concerns(self, accused: PeerId) -> bool:
+        """Whether evidence against a peer changes anything: it is a member, or its join is held."""
+        return accused in self._context.terms.member_set or (ItemKind.JOIN, accused, 0) in self.slots
 
     def _insert(self, held: Held) -> bool:
         """Enter a valid statement. One whose slot is taken is kept only if somebody's cut names it."""
@@ -84,6 +111,8 @@ class Updates:
         self.by_hash[held.hash] = held
         if isinstance(signed.body, Evidence):
             self._history.keep_proof(signed.body)
+        if isinstance(signed.body, Join) and takes:
+            self._accuse_joiner(signed.peer)
         context.found(ref)
         if held.manifest is not None:
             self._holders.update((piece.blob, held) for piece in held.manifest.pieces)
@@ -129,10 +158,16 @@ class Updates:
         for accused, proof in sorted(self._history.proofs.items()):
             self._publish_proof(accused, proof.first, proof.second)
 
+    def _accuse_joiner(self, peer: PeerId) -> None:
+        """Publish what is remembered of a peer that asks to join."""
+        proof = self._history.proofs.get(peer)
+        if proof is not None:
+            self._publish_proof(peer, proof.first, proof.second)
+
     def _publish_proof(self, accused: PeerId, first: bytes, second: bytes) -> bool:
         """Whether the proof is news, and leaves."""
         context = self._context
-        if not context.is_member or accused not in context.terms.members:
+        if not context.is_member or not self.concerns(accused):
             return False
         head = context.terms.head
         body = Evidence(head.run.run_id, head.epoch, context.terms.round, first, second)
@@ -356,7 +391,7 @@ class Updates:
         Raises RemoteProtocolError if it is no longer valid. A receipt whose ackers are no longer eligible is dropped.
         """
         context, manifest = self._context, old.manifest
-        check_statement(context.terms, old.signed, context.verifier)
+        self._check(old.signed, old.hash)
         held = Held(signed=old.signed, hash=old.hash, held_at_ms=context.now_ms)
         held.refused_by = old.refused_by
         if manifest is not None:

@@ -185,6 +185,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        patches=wrong.liars_return,
+        caught_by=(
+            _UPDATES + "test_who_was_evicted_for_two_manifests_asks_in_vain_to_join_again",
+            "unit/protocol/test_returning_liars.py::test_who_remembers_a_proof_accuses_again_when_the_join_comes",
+        ),
+    ),
+    Mutant(
         patches=wrong.growth_unlimited,
         caught_by=("unit/protocol/test_roster.py::test_voters_grow_by_one_or_a_quarter_a_round",),
     ),

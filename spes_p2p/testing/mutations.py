@@ -302,6 +302,11 @@ def evidence_ignored() -> list[Patch]:
     return [(transition, "next_roster", ignoring)]
 
 
+def liars_return() -> list[Patch]:
+    """Nobody accuses a peer again that was evicted and asks to join."""
+    return [(Updates, "_accuse_joiner", lambda self, peer: None)]
+
+
 def growth_unlimited() -> list[Patch]:
     """All who qualify vote at once."""
     return [(roster, "_most_new_voters", lambda terms, num_staying: 1_000_000)]

@@ -74,6 +74,20 @@ def test_an_author_of_two_manifests_is_out_with_the_next_roster_and_its_vote_is_
     assert [lease.owners for lease in out.state.leases if any(o.who == cheat.peer_id for o in lease.owners)] == []
 
 
+def test_who_was_evicted_for_two_manifests_asks_in_vain_to_join_again() -> None:
+    swarm, cheat, honest = cheating(num_founders=5)
+    half = {peer.peer_id for peer in honest[:2]}
+    rewrite_manifests(cheat, 3, lambda m: structs.replace(m, tokens=m.tokens + 1), lambda peer: peer in half)
+    assert swarm.run_to_round(9, 5 * MINUTE_MS, honest)
+    member = [cheat.peer_id in head_after(honest[0], number).state.members for number in range(2, 10)]
+    assert (member[0], member[2:]) == (True, [False] * 6)
+    bodies = [certificate.body for certificate in honest[0].certificates[5:9]]
+    asked = [body.round for body in bodies if body.newcomers == (cheat.peer_id,)]
+    assert asked == [body.round for body in bodies if ItemKind.EVIDENCE in {entry.kind for entry in body.entries}]
+    assert len(asked) >= 2
+    assert [updates_of(honest[0], number) for number in range(4, 10)] == [everybody(honest)] * 6
+
+
 def last_update(peer: SimPeer) -> tuple[Signed, Receipt]:
     """The update of a peer in the open round, with its receipt."""
     held = peer.machine._round.updates.slots[ItemKind.UPDATE, peer.peer_id, peer.machine.terms.round]
