@@ -130,16 +130,33 @@ def test_a_swarm_that_cannot_talk_is_stuck(swarm_of: Make) -> None:
     assert swarm.run_to_round(2, MINUTE_MS)
     swarm.blocked = lambda sender, receiver: True
     (stuck,) = Judge(swarm, frozenset()).judge()
-    assert stuck.startswith("round 3 did not end within")
+    assert stuck.startswith("nothing final after round 2 within")
 
 
-def test_fewer_than_a_quorum_wait_on_purpose(swarm_of: Make) -> None:
+def test_fewer_than_a_quorum_wait_on_purpose_and_say_so(swarm_of: Make) -> None:
     swarm = swarm_of(4)
     assert swarm.run_to_round(2, MINUTE_MS)
     for name in ("p0", "p1"):
         swarm.kill(swarm.named(name))
     judge = Judge(swarm, frozenset())
     assert (judge.judge(), judge.waits) == ([], True)
+    waiting = {swarm.named(name).machine.progress(swarm.now_ms).waiting for name in ("p2", "p3")}
+    assert waiting == {"only 2 of 4 voters can be reached and 3 are needed: this node waits"}
+    assert swarm.named("p2").machine.head.num_tentative == 3
+
+
+@pytest.mark.parametrize("num_peers", [2, 3])
+def test_few_voters_go_on_without_a_dead_one_and_the_holder_of_the_key_ends_it(num_peers: int) -> None:
+    names = [f"p{number}" for number in range(num_peers)]
+    swarm = Swarm(quick_config(), names, seed=1, has_key=True)
+    assert swarm.run_to_round(2, MINUTE_MS)
+    swarm.kill(swarm.named(names[-1]))
+    judge = Judge(swarm, frozenset())
+    assert (judge.judge(), judge.waits) == ([], True)
+    head = swarm.named("p0").machine.head
+    assert (head.epoch, len(head.state.voters)) == (1, num_peers - 1)
+    assert any(not head.is_final for head in swarm.named("p0").heads)
+    assert head.is_final
 
 
 def test_one_that_stays_behind_is_stuck(swarm_of: Make) -> None:
