@@ -229,6 +229,23 @@ class Cuts:
         held_then = (held for held in self._updates.manifests() if held.held_at_ms <= before_ms)
         return [held for held in held_then if held.signed.peer not in named]
 
+    def judge_hurry(self, items: Iterable[Item], began_at_ms: int) -> str | None:
+        """Whether a cut of the first view, which began here at that moment, waited for the updates under way. None: wait
+        and see; empty: it did; else what is wrong. Only after T does an honest leader leave one out, and by then it has
+        heard of receipts that are here after half of T."""
+        since_ms = self.first_view_from_ms(began_at_ms)
+        half_ms = since_ms + self._context.terms.transfer_budget_ms // 2
+        left_out = self.left_out(items, since_ms)
+        if any(held.receipt is not None and held.receipt_held_at_ms < half_ms for held in left_out):
+            return "the cut did not wait for an update"
+        return None if left_out and self._context.now_ms < self.hurry_over_ms(began_at_ms) else ""
+
+    def hurry_over_ms(self, began_at_ms: int) -> int:
+        """From when on a cut of the first view may leave out an update that has no receipt yet."""
+        terms = self._context.terms
+        since_ms = self.first_view_from_ms(began_at_ms)
+        return since_ms + terms.transfer_budget_ms - terms.config.protocol.view_timeout(0) // 2
+
     def missing(self, items: Iterable[Item], before_ms: int) -> list[str]:
         """What this peer held complete before that moment and a cut leaves out; by slot, never by hash."""
         named: set[Slot] = set()

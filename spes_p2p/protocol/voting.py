@@ -425,7 +425,7 @@ class Voting:
         missing = self._cuts.missing(cut.items or (), before_ms)
         if missing:
             return f"the cut leaves out {missing[0]}"
-        hurry = self._judge_hurry(cut) if first else ""
+        hurry = self._cuts.judge_hurry(cut.items or (), self.began_at_ms[self.view]) if first else ""
         if hurry != "":
             return hurry
         kept = self._bodies.kept(known)
@@ -441,29 +441,12 @@ class Voting:
             return None
         return ""
 
-    def _judge_hurry(self, cut: KnownCut) -> str | None:
-        """Like `_judge`, for a cut of the first view that leaves out updates which were under way when it began: only
-        after T does an honest leader do so, and by then it has heard of receipts that are here after half of T."""
-        budget = self._context.terms.transfer_budget_ms
-        since_ms = self._cuts.first_view_from_ms(self.began_at_ms[self.view])
-        left_out = self._cuts.left_out(cut.items or (), since_ms)
-        if any(held.receipt is not None and held.receipt_held_at_ms < since_ms + budget // 2 for held in left_out):
-            return "the cut did not wait for an update"
-        if left_out and self._context.now_ms < self._end_of_hurry_ms():
-            return None
-        return ""
-
-    def _end_of_hurry_ms(self) -> int:
-        """From when on a cut of the open view may leave out an update that has no receipt yet."""
-        terms = self._context.terms
-        since_ms = self._cuts.first_view_from_ms(self.began_at_ms[self.view])
-        return since_ms + terms.transfer_budget_ms - terms.config.protocol.view_timeout(0) // 2
-
     def wakes_at_ms(self) -> int | None:
         """When the leader may cut, or a prevote that waits may be cast, in the first view; past or to come."""
         if self.view < 0 or self.view != self.first or self._voted(Step.PREVOTE):
             return None
-        return self._end_of_hurry_ms() if self.view in self.proposals else self._cuts.half_due_ms
+        began_at_ms = self.began_at_ms[self.view]
+        return self._cuts.hurry_over_ms(began_at_ms) if self.view in self.proposals else self._cuts.half_due_ms
 
     def _watch_quorums(self) -> None:
         """Learn quorum certificates from the prevotes of any view."""
