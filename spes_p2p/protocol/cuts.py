@@ -230,7 +230,7 @@ class Cuts:
         return [held for held in held_then if held.signed.peer not in named]
 
     def judge_hurry(self, items: Iterable[Item], began_at_ms: int) -> str | None:
-        """Whether a cut of the first view, which began here at that moment, waited for the updates under way. None: wait
+        """Whether a cut of the first view, which began here then, waited for the updates under way. None: wait
         and see; empty: it did; else what is wrong. Only after T does an honest leader leave one out, and by then it has
         heard of receipts that are here after half of T."""
         since_ms = self.first_view_from_ms(began_at_ms)

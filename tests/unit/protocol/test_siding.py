@@ -97,7 +97,7 @@ def test_one_alone_of_four_waits_and_says_so_once_until_it_hears_a_quorum() -> N
 @pytest.mark.parametrize("num_founders", [2, 3])
 def test_one_alone_of_two_or_three_goes_on(num_founders: int) -> None:
     voter = OneMachine(owned_head(PEERS[:num_founders], CONFIG), ME)
-    voter.pass_time(WAIT_MS)
+    voter.pass_time(2 * WAIT_MS)
     assert voter.machine.head.branch[0].side == (ME.peer_id,)
     assert len(voter.machine.head.branch) >= 1
     assert voter.machine.head.last_final.round == 1
