@@ -170,10 +170,6 @@ class Context:
         """Tell a person."""
         self.emit(Notify(level=level, text=text))
 
-    def persist(self, slot: str, data: bytes) -> None:
-        """Journal an entry of this round on this tip."""
-        Promises(self, self.key).persist(slot, data)
-
     def promised(self, slot: str) -> Signed | None:
         """What was signed for a slot of this round on this tip, before a restart or after it."""
         return Promises(self, self.key).promised(slot)

@@ -301,17 +301,14 @@ class Updates:
         if manifest is None or held.asked - held.checks.keys():
             return
         good = frozenset(index for index, reason in held.checks.items() if reason is None)
-        if good and good != held.acked and self._promise_slot(held):
+        if good and good != held.acked and self._promise_slot(held, manifest):
             held.acked = good
             marks = bitmap(good, len(manifest.pieces))
             ack = Ack(manifest.run, manifest.epoch, manifest.round, held.hash, marks)
             context.send([held.signed.peer], sign(context.signer, ack))
 
-    def _promise_slot(self, held: Held) -> bool:
+    def _promise_slot(self, held: Held, manifest: Manifest) -> bool:
         """Journal which manifest of a slot this peer acknowledges; False if it was another, before a restart."""
-        manifest = held.manifest
-        if manifest is None:
-            return False
         promises, slot = self._context.updates_on(manifest.prev), acked_slot(held.signed.peer)
         if (promises.get(slot) or held.hash) != held.hash:
             return False

@@ -179,7 +179,7 @@ def journal_after_send() -> list[Patch]:
 
 def second_manifest_acked() -> list[Patch]:
     """After a restart an acker acknowledges another manifest of a slot."""
-    return [(Updates, "_promise_slot", lambda self, held: True)]
+    return [(Updates, "_promise_slot", lambda self, held, manifest: True)]
 
 
 # --- cuts and updates ------------------------------------------------------------------------------------------------

@@ -290,3 +290,18 @@ def test_what_was_acknowledged_stays_promised_in_later_rounds_until_the_slot_is_
     rows = tuple(msgspec.structs.replace(row, base_round=2) if r == row else r for r in after.state.roster)
     served = replace(after, state=msgspec.structs.replace(after.state, roster=rows))
     assert still_acked(voter.journal, voter.terms, Terms(served)) == {}
+
+
+def test_a_certificate_that_ends_a_height_takes_what_was_acknowledged_into_the_journal_of_the_next() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    author = voter.others[0]
+    assert acknowledges(voter, author, update_of(HEAD, author))
+    body = body_of(HEAD, transition_of(HEAD, [item_of(alive_of(HEAD, peer)) for peer in PEERS]))
+    machine = RoundMachine(
+        HEAD, voter.me, verify, Wishes(capacity=2, private_seed=b""), now_ms=0, journal=dict(voter.journal)
+    )
+    certificate = certificate_of(HEAD, body, PEERS)
+    effects = machine.handle(fx.Received(sender=author.peer_id, data=encode(certificate)), 1)
+    taken = still_acked(voter.journal, voter.terms, machine.terms)
+    assert taken
+    assert fx.Persist(entries=taken) in effects

@@ -183,6 +183,13 @@ def test_a_locked_voter_prevotes_its_body_again() -> None:
     assert voter.votes(PREVOTE, 1) == [(identity, True)]
 
 
+def test_a_body_on_another_tip_is_not_judged_and_gets_no_vote_until_the_tip_is_known() -> None:
+    voter = settled()
+    body = msgspec.structs.replace(voter.quiet_body(ALIVE), via=digest("another tip"))
+    voter.propose(body)
+    assert voter.votes(PREVOTE) == []
+
+
 def test_a_lock_yields_to_a_quorum_certificate_of_a_later_view() -> None:
     voter, _, _ = locked()
     voter.others_ask_for_view(1, 3)
