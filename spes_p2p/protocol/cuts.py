@@ -220,6 +220,18 @@ class Cuts:
         half_due_ms = self.half_due_ms
         return began_at_ms if half_due_ms is None else min(began_at_ms, half_due_ms)
 
+    def under_way_by_ms(self, known: KnownCut, since_ms: int) -> int:
+        """By when a manifest has to have been held here for a cut of the first view to wait for it.
+
+        Before the grace after half of the manifests ends, a leader waits for all that are live, and then for none that
+        it lacks. Its grace may end a little before this voter's: what came between, or was on its way to the leader
+        still, is not its fault.
+        """
+        if self.half_due_ms is None:
+            return since_ms
+        ends_ms = self.half_due_ms - self._context.terms.config.protocol.view_timeout(0)
+        return since_ms if known.received_at_ms < ends_ms else min(since_ms, ends_ms)
+
     def left_out(self, items: Iterable[Item], before_ms: int) -> list[Held]:
         """Updates of this base round whose manifests were held by then, and which a cut does not name as updates."""
         terms = self._context.terms

@@ -446,7 +446,7 @@ class Voting:
         after T does an honest leader do so, and by then it has heard of receipts that are here after half of T."""
         budget = self._context.terms.transfer_budget_ms
         since_ms = self._cuts.first_view_from_ms(self.began_at_ms[self.view])
-        left_out = self._cuts.left_out(cut.items or (), since_ms)
+        left_out = self._cuts.left_out(cut.items or (), self._cuts.under_way_by_ms(cut, since_ms))
         if any(held.receipt is not None and held.receipt_held_at_ms < since_ms + budget // 2 for held in left_out):
             return "the cut did not wait for an update"
         if left_out and self._context.now_ms < self._end_of_hurry_ms():
