@@ -31,29 +31,31 @@ class CertificatePull:
 
     def __init__(self, resend_ms: int) -> None:
         self._resend_ms = resend_ms
-        self._sources: list[PeerId] = []
-        self._strangers = 0
+        self._members: list[PeerId] = []
+        self._strangers: list[PeerId] = []
         self._turn = 0
         self._due_ms = 0
 
     def told(self, peer: PeerId, now_ms: int, *, is_member: bool, may_decide: bool) -> None:
         """A peer is past this round. `may_decide`: the votes are probably on their way here too, so wait a little."""
-        if peer in self._sources or (not is_member and self._strangers >= _MAX_STRANGERS):
+        sources = self._members if is_member else self._strangers
+        if peer in sources or (not is_member and len(sources) >= _MAX_STRANGERS):
             return
-        if not self._sources:
+        if not self._members and not self._strangers:
             self._due_ms = now_ms + (self._resend_ms // 4 if may_decide else 0)
-        self._sources.append(peer)
-        self._strangers += not is_member
+        sources.append(peer)
 
     def next(self, now_ms: int) -> PeerId | None:
-        """Whom to ask now, if it is time."""
-        if not self._sources or now_ms < self._due_ms:
+        """Whom to ask now, if it is time: members and strangers by turns, since anybody can be many strangers."""
+        kinds = [sources for sources in (self._members, self._strangers) if sources]
+        if not kinds or now_ms < self._due_ms:
             return None
-        peer = self._sources[self._turn % len(self._sources)]
+        sources = kinds[self._turn % len(kinds)]
+        peer = sources[self._turn // len(kinds) % len(sources)]
         self._turn += 1
         self._due_ms = now_ms + self._resend_ms
         return peer
 
     def deadline_ms(self) -> int | None:
         """When to ask next."""
-        return self._due_ms if self._sources else None
+        return self._due_ms if self._members or self._strangers else None

@@ -55,6 +55,10 @@ class Branches:
         self.certificates[head.hash] = certificate
         return True
 
+    def lacks(self, head: Head) -> bool:
+        """Whether a tentative certificate is known only as a head, from before a restart."""
+        return head.hash in self.heads and head.hash not in self.certificates
+
     @staticmethod
     def trunk_distance(head: Head) -> int:
         """Certificates on the branch of a head, which are not counted against the bound."""

@@ -222,6 +222,18 @@ class Cuts:
         half_due_ms = self.half_due_ms
         return began_at_ms if half_due_ms is None else min(began_at_ms, half_due_ms)
 
+    def under_way_by_ms(self, known: KnownCut, since_ms: int) -> int:
+        """By when a manifest has to have been held here for a cut of the first view to wait for it.
+
+        Before the grace after half of the manifests ends, a leader waits for all that are live, and then for none that
+        it lacks. Its grace may end a little before this voter's: what came between, or was on its way to the leader
+        still, is not its fault.
+        """
+        if self.half_due_ms is None:
+            return since_ms
+        ends_ms = self.half_due_ms - self._context.terms.config.protocol.view_timeout(0)
+        return since_ms if known.received_at_ms < ends_ms else min(since_ms, ends_ms)
+
     def left_out(self, items: Iterable[Item], before_ms: int) -> list[Held]:
         """Updates of this base round whose manifests were held by then, and which a cut does not name as updates."""
         terms = self._context.terms
@@ -229,13 +241,13 @@ class Cuts:
         held_then = (held for held in self._updates.manifests() if held.held_at_ms <= before_ms)
         return [held for held in held_then if held.signed.peer not in named]
 
-    def judge_hurry(self, items: Iterable[Item], began_at_ms: int) -> str | None:
+    def judge_hurry(self, cut: KnownCut, began_at_ms: int) -> str | None:
         """Whether a cut of the first view, which began here then, waited for the updates under way. None: wait
         and see; empty: it did; else what is wrong. Only after T does an honest leader leave one out, and by then it has
         heard of receipts that are here after half of T."""
         since_ms = self.first_view_from_ms(began_at_ms)
         half_ms = since_ms + self._context.terms.transfer_budget_ms // 2
-        left_out = self.left_out(items, since_ms)
+        left_out = self.left_out(cut.items or (), self.under_way_by_ms(cut, since_ms))
         if any(held.receipt is not None and held.receipt_held_at_ms < half_ms for held in left_out):
             return "the cut did not wait for an update"
         return None if left_out and self._context.now_ms < self.hurry_over_ms(began_at_ms) else ""

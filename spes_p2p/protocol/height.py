@@ -44,13 +44,16 @@ class Height:
         return known or self.branches.best()
 
     def path(self, head: Head, tip: Head) -> list[tuple[Head, Certificate]]:
-        """What to adopt, one after the other, to get from a head to a tip that is not behind it. Nothing if one of them
-        was adopted before a restart, and left: whoever has its certificate shows it again."""
+        """What to adopt, one after the other, to get from a head to a tip that is not behind it; without `lacking`."""
         own = {known.hash for known in head.branch}
         heads = [known for known in tip.branch if known.hash not in own]
         found = [(known, self.branches.certificates.get(known.hash)) for known in heads]
-        complete = [(known, certificate) for known, certificate in found if certificate is not None]
-        return complete if len(complete) == len(found) else []
+        return [(known, certificate) for known, certificate in found if certificate is not None]
+
+    def lacking(self, head: Head, tip: Head) -> Head | None:
+        """The first on that way that was adopted before a restart, and left: its certificate is not here any more."""
+        own = {known.hash for known in head.branch}
+        return next((known for known in tip.branch if known.hash not in own and self.branches.lacks(known)), None)
 
     def base_of(self, head: Head) -> Head:
         """What a tentative certificate builds on."""

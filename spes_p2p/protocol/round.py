@@ -370,7 +370,9 @@ class RoundMachine:
         known = self._height.branches.get(body_hash(body))
         if known is not None:
             self._height.show(sender, known)
-        if known is not None or (body.epoch, body.round) <= (self.head.epoch, self.head.last_final.round):
+        if (body.epoch, body.round) <= (self.head.epoch, self.head.last_final.round):
+            return
+        if known is not None and not self._height.branches.lacks(known):
             return
         if base is None:
             self._without_base(sender, certificate, data)
@@ -396,20 +398,29 @@ class RoundMachine:
         """Verify a certificate on top of a known head, and go where it leads."""
         body = certificate.body
         if body.epoch > base.epoch:
-            self._adopt(certificate, verify_recovery(base, certificate, self._verifier), Terms(base))
+            head = verify_recovery(base, certificate, self._verifier)
+            self._conclude(certificate, head, Terms(base))
             return
         terms = certificate_terms(base, body)
         head = verify_certificate(terms, certificate, self._verifier)
         if terms.branch == self.terms.branch:
             self._round.voting.compare(votes_of_certificate(terms, certificate))
         if head.is_final:
-            self._adopt(certificate, head, terms)
+            self._conclude(certificate, head, terms)
             return
-        if self._height.branches.add(head, certificate) and sender is not None:
+        own = {known.hash for known in self.head.branch}
+        if self._height.branches.add(head, certificate) and sender is not None and head.hash not in own:
             self._height.shown[sender] = head
         self._choose_tip()
         if sender is not None and head.hash not in {known.hash for known in self.head.branch}:
             self._ask_sometimes(sender)
+
+    def _conclude(self, certificate: Certificate, head: Head, terms: Terms) -> None:
+        """Adopt a final certificate: the tentative ones that it builds on belong to the chain too."""
+        height = self._height
+        self._go_to(terms.head)
+        if self._height is height:  # a message that was kept may have done it already
+            self._adopt(certificate, head, terms)
 
     def _finish_own(self, recovery: Certificate | None) -> None:
         if recovery is not None:
@@ -423,6 +434,21 @@ class RoundMachine:
         if tip.hash != self.head.hash and self.head.has_passed(tip):
             self._go_back(tip)
             return
+        lacking = self._height.lacking(self.head, tip)
+        if lacking is None:
+            self._go_to(tip)
+        else:
+            self._seek(self._height.base_of(lacking))
+
+    def _seek(self, base: Head) -> None:
+        """Ask for what follows on a certificate: it was adopted before a restart and left, only its head is here."""
+        for voter in self.terms.all_voters:
+            if voter != self._signer.peer_id:
+                self._height.shown[voter] = base
+                self._ask_sometimes(voter)
+
+    def _go_to(self, tip: Head) -> None:
+        """Adopt the certificates that lead to a known tip, as far as they are here."""
         for head, certificate in self._height.path(self.head, tip):
             self._adopt(certificate, head, certificate_terms(self._height.base_of(head), certificate.body))
             if self.head.hash != head.hash:
@@ -473,9 +499,8 @@ class RoundMachine:
         before = self._round
         stash = self._close()
         self._open(Terms(self.head, side), [], stash=stash, before=before)
-        if side:
-            self._siding.announce(self._round.context)
-        elif self._siding.whole:
+        self._siding.announce(self._round.context, before.context.terms.eligible)
+        if not side and self._siding.whole:
             for voter in self.terms.all_voters:
                 if voter != self._signer.peer_id:
                     self._tidings.ask(self._round.context, self._height, voter)

@@ -6,7 +6,7 @@ voters, never repeated: the next one says more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import PeerId
@@ -40,10 +40,13 @@ class Siding:
         self._probes = False
         self._next_probe_at_ms = now_ms
         self._answered_at_ms: dict[PeerId, int] = {}
+        self._named: dict[PeerId, tuple[bytes, tuple[PeerId, ...]]] = {}
+        """Per voter, for a peer that does not vote: its tip, and the side whose ballot it is in."""
 
     def new_height(self) -> None:
         """A final certificate was adopted."""
         self.ears.declared.clear()
+        self._named.clear()
         self._candidate, self.halted = None, ""
         self._told.clear()
 
@@ -113,9 +116,9 @@ class Siding:
 
     # --- asking and answering ----------------------------------------------------------------------------------------
 
-    def announce(self, context: Context) -> None:
-        """A tentative attempt has begun: tell those who acknowledge in it and do not vote."""
-        others = set(context.terms.eligible) - set(context.terms.all_voters)
+    def announce(self, context: Context, before: Iterable[PeerId]) -> None:
+        """Another ballot has begun: tell those who do not vote and acknowledge in it, or did in the one `before`."""
+        others = {*context.terms.eligible, *before}.difference(context.terms.all_voters)
         context.send_once(sorted(others), self._own(context, asks=False))
 
     def probe(self, context: Context) -> None:
@@ -164,12 +167,27 @@ class Siding:
         return followed
 
     def _followed(self, terms: Terms, voter: PeerId, side: Side) -> tuple[PeerId, ...] | None:
-        """A member that does not vote takes part in the ballot that a voter on its tip is in."""
-        if self._me in terms.all_voters or side.tip != terms.head.hash:
+        """A member that does not vote takes part in the ballot that f + 1 voters on its tip are in: one of them is
+        honest. Otherwise a liar could take it where nobody acknowledges its updates."""
+        tip = terms.head.hash
+        if self._me in terms.all_voters:
             return None
-        if terms.tentative and voter not in terms.side:
-            return None
-        named = side_of(terms.head, side.side) if side.side else ()
+        here = side.tip == tip
+        named = side_of(terms.head, side.side) if here and side.side else ()
         if named and not (voter in named and may_go_on(terms.head, named)):
             raise RemoteProtocolError(voter, "a side that may make no certificate")
-        return None if named == terms.side else named
+        self._named[voter] = (side.tip, named)
+        if not here or (terms.tentative and voter not in terms.side):
+            return None
+        followed: tuple[PeerId, ...] | None = None
+        if named:
+            followed = named if self._says(named, tip, named) > terms.num_faults else None
+        if followed is None and terms.tentative:
+            said = [self._named[peer] for peer in terms.side if peer in self._named]
+            elsewhere = sum(1 for where, other in said if where == tip and other != terms.side)
+            followed = () if elsewhere > terms.num_faults else None
+        return None if followed == terms.side else followed
+
+    def _says(self, voters: Iterable[PeerId], tip: bytes, side: tuple[PeerId, ...]) -> int:
+        """How many of these voters say that they are in the ballot of a side."""
+        return sum(1 for voter in voters if self._named.get(voter) == (tip, side))

@@ -89,6 +89,10 @@ def check_statement(terms: Terms, signed: Signed, verifier: Verifier) -> None:
                 raise RemoteProtocolError(peer, f"join is not admitted ({terms.config.protocol.admission} run)")
         case Leave() | Claim():
             _check_round(terms, peer, body.tag, body.round, STATEMENT_ROUNDS)
+            row = terms.head.state.row(peer)
+            if isinstance(body, Leave) and row is not None and body.round < row.last_item_round:
+                # it has been served: else whoever comes back at once could be thrown out by it again
+                raise RemoteProtocolError(peer, "leave from before its peer was last there")
         case _:  # evidence
             _check_round(terms, peer, body.tag, body.round, STATEMENT_ROUNDS)
             evidence.accused(body, verifier)

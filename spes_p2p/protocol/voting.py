@@ -425,7 +425,7 @@ class Voting:
         missing = self._cuts.missing(cut.items or (), before_ms)
         if missing:
             return f"the cut leaves out {missing[0]}"
-        hurry = self._cuts.judge_hurry(cut.items or (), self.began_at_ms[self.view]) if first else ""
+        hurry = self._cuts.judge_hurry(cut, self.began_at_ms[self.view]) if first else ""
         if hurry != "":
             return hurry
         kept = self._bodies.kept(known)

@@ -7,7 +7,7 @@ import pytest
 from spes_p2p.protocol.codec import bits
 from spes_p2p.protocol.head import Terms
 from spes_p2p.protocol.wire import ItemKind
-from spes_p2p.testing.swarm import SimPeer, Swarm
+from spes_p2p.testing.swarm import Line, SimPeer, Swarm
 
 Make = Callable[..., Swarm]
 Peers = Callable[[Swarm], list[SimPeer]]
@@ -28,6 +28,14 @@ def test_every_round_takes_everybodys_update_in_its_first_view(
         assert certificate.body.refused == ()
     assert len({peer.heads[5].hash for peer in peers_of(swarm)}) == 1
     assert swarm.problems == []
+
+
+def test_one_that_trains_until_the_grace_ends_takes_nobody_the_first_view(swarm_of: Make, peers_of: Peers) -> None:
+    swarm = swarm_of(4)
+    peers_of(swarm)[0].line = Line(train_ms=8_000 + 5_000)
+    assert swarm.run_to_round(12, 10 * MINUTE_MS)
+    assert {certificate.view for certificate in peers_of(swarm)[1].certificates} == {0}
+    assert not any("nil" in text for peer in peers_of(swarm) for _, _, text in peer.notes)
 
 
 def test_every_part_is_averaged_once_all_updates_are_in(swarm_of: Make, peers_of: Peers) -> None:

@@ -99,10 +99,15 @@ def test_an_announcement_of_an_older_round_is_not_answered() -> None:
     assert hears(machine, DECIDED, THIRD, 3) == []
 
 
-def test_the_word_of_strangers_is_taken_up_to_a_number() -> None:
-    pull = CertificatePull(1_000)
-    for number in range(200):
-        pull.told(PeerId(number.to_bytes(32, "big")), 0, is_member=False, may_decide=False)
-    pull.told(OTHER.peer_id, 0, is_member=True, may_decide=False)
-    order = [pull.next(1_000 * turn) for turn in range(66)]
-    assert order[64:] == [OTHER.peer_id, order[0]]
+def test_the_word_of_strangers_is_taken_up_to_a_number_and_members_are_asked_as_often() -> None:
+    pull, strangers = CertificatePull(1_000), [PeerId(number.to_bytes(32, "big")) for number in range(200)]
+    for stranger in strangers:
+        pull.told(stranger, 0, is_member=False, may_decide=False)
+    assert [pull.next(1_000 * turn) for turn in range(65)] == [*strangers[:64], strangers[0]]
+    for member in (OTHER.peer_id, THIRD.peer_id):
+        pull.told(member, 65_000, is_member=True, may_decide=False)
+    asked = [pull.next(65_000 + 1_000 * turn) for turn in range(5)]
+    assert [peer for peer in asked if peer not in strangers] in (
+        [OTHER.peer_id, THIRD.peer_id],
+        [THIRD.peer_id, OTHER.peer_id],
+    )

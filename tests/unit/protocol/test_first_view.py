@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.messages import Signed
 from spes_p2p.protocol.wire import NO_DIGEST, Step
 from spes_p2p.testing.one_voter import OneVoter
-from spes_p2p.testing.protocol_cases import alive_of, identities, item_of, owned_head, receipt_of, update_of
+from spes_p2p.testing.protocol_cases import alive_of, cut_of, identities, item_of, owned_head, receipt_of, update_of
 
 PEERS = identities(4)
 HEAD = owned_head(PEERS)
@@ -100,6 +102,34 @@ def test_for_a_voter_that_trains_for_long_the_first_view_counts_from_when_it_beg
     assert {held.signed.peer for held in left_out} == {signed.peer for signed in early}
     named = [item_of(signed, receipt_of(signed, PEERS)) for signed in early]
     assert voter.round.cuts.left_out(named, before_ms=PROTOCOL.train_grace_ms) == []
+
+
+@pytest.mark.parametrize(
+    ("before_ms", "cut_before_ms", "hasty_leader"),
+    [(1, 0, False), (PROTOCOL.view_timeout(0), 0, True), (PATIENCE_MS, PATIENCE_MS - 1, False), (4_000, 3_500, True)],
+)
+def test_an_update_that_comes_just_before_the_grace_ends_may_not_have_reached_the_leader(
+    before_ms: int, cut_before_ms: int, hasty_leader: bool
+) -> None:
+    voter = OneVoter(HEAD, PEERS)
+    voter.round.training = True  # view 0 begins at the end of the grace
+    early = [update_of(HEAD, peer) for peer in PEERS if peer != voter.others[1] and peer != voter.me]
+    voter.hear_all(*early)
+    for signed in early:
+        voter.round.updates.add_receipt(receipt_of(signed, PEERS))
+    voter.wait(PROTOCOL.train_grace_ms - before_ms)
+    slow = update_of(HEAD, voter.others[1])
+    voter.hear_all(slow)
+    voter.round.updates.add_receipt(receipt_of(slow, PEERS))
+    voter.wait(before_ms - cut_before_ms)
+    items = [item_of(signed, receipt_of(signed, PEERS)) for signed in early]
+    cut, _ = cut_of(HEAD, items)
+    known = voter.round.cuts.learn(cut, ())
+    voter.wait(cut_before_ms)
+    due_ms = voter.round.cuts.half_due_ms
+    assert due_ms == voter.context.now_ms == PROTOCOL.train_grace_ms
+    left_out = voter.round.cuts.left_out(known.items or (), voter.round.cuts.under_way_by_ms(known, due_ms))
+    assert [held.signed for held in left_out] == ([slow] if hasty_leader else [])
 
 
 def test_a_fast_leader_waits_for_half_of_the_manifests_and_the_grace_but_no_longer_than_t() -> None:

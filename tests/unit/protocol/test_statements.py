@@ -93,6 +93,26 @@ def test_claims_hold_for_two_more_rounds_and_alive_for_its_own() -> None:
     refuses(claim, "claim of round 2 in round 5", Terms(follow(LATER, [])))
 
 
+def test_a_leave_that_was_served_throws_nobody_out_who_came_back() -> None:
+    leave = sign(PEERS[0], Leave(FOUR.run.run_id, 0, 2, NO_DIGEST, 0))
+    others = PEERS[1:]
+    gone = follow(FOUR, [item_of(leave), *(item_of(alive_of(FOUR, peer)) for peer in others)])
+    back = follow(gone, [item_of(join_of(gone, PEERS[0])), *(item_of(alive_of(gone, peer)) for peer in others)])
+    assert PEERS[0].peer_id not in gone.state.members
+    assert PEERS[0].peer_id in back.state.members
+    refuses(leave, "leave from before its peer was last there", Terms(back))
+
+
+def test_a_leave_that_no_cut_had_holds_as_long_as_its_author_says_nothing_new() -> None:
+    leave = sign(PEERS[0], Leave(FOUR.run.run_id, 0, 2, NO_DIGEST, 0))
+    second = follow(FOUR, [item_of(alive_of(FOUR, peer)) for peer in PEERS])
+    third = follow(second, [item_of(alive_of(second, peer)) for peer in PEERS])
+    silent = follow(second, [item_of(alive_of(second, peer)) for peer in PEERS[1:]])
+    check_statement(Terms(second), leave, verify)
+    check_statement(Terms(silent), leave, verify)
+    refuses(leave, "last there", Terms(third))
+
+
 def test_an_update_is_bound_to_the_certificate_it_was_trained_from() -> None:
     check_statement(Terms(LATER), update_of(FOUR, PEERS[0]), verify)
     refuses(update_of(FOUR, PEERS[0]), "manifest of round 2 in round 5", Terms(follow(LATER, [])))
