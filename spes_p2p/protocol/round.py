@@ -35,7 +35,7 @@ from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.announce import audience_of
 from spes_p2p.protocol.body import Certificate, base_of
 from spes_p2p.protocol.branches import abandoned
-from spes_p2p.protocol.certificate import certificate_terms, verify_certificate, votes_of_certificate
+from spes_p2p.protocol.certificate import certificate_terms, votes_of_certificate
 from spes_p2p.protocol.codec import body_hash, decode, encode
 from spes_p2p.protocol.context import Context, still_acked
 from spes_p2p.protocol.effects import Effect, Input
@@ -50,7 +50,7 @@ from spes_p2p.protocol.open_round import OpenRound
 from spes_p2p.protocol.outbox import Outbox
 from spes_p2p.protocol.params import LATE_ROUNDS, STATEMENT_ROUNDS
 from spes_p2p.protocol.progress import Progress, progress_of
-from spes_p2p.protocol.recovery import has_split, verify_recovery
+from spes_p2p.protocol.recovery import follow, has_split
 from spes_p2p.protocol.reopening import inherit, resume, stash_of
 from spes_p2p.protocol.rescue import Rescue
 from spes_p2p.protocol.routing import Place, branch_of, place_of
@@ -396,14 +396,8 @@ class RoundMachine:
 
     def _finish(self, base: Head, certificate: Certificate, sender: PeerId | None = None) -> None:
         """Verify a certificate on top of a known head, and go where it leads."""
-        body = certificate.body
-        if body.epoch > base.epoch:
-            head = verify_recovery(base, certificate, self._verifier)
-            self._conclude(certificate, head, Terms(base))
-            return
-        terms = certificate_terms(base, body)
-        head = verify_certificate(terms, certificate, self._verifier)
-        if terms.branch == self.terms.branch:
+        head, terms = follow(base, certificate, self._verifier)
+        if terms.branch == self.terms.branch and head.epoch == terms.head.epoch:
             self._round.voting.compare(votes_of_certificate(terms, certificate))
         if head.is_final:
             self._conclude(certificate, head, terms)
@@ -438,14 +432,7 @@ class RoundMachine:
         if lacking is None:
             self._go_to(tip)
         else:
-            self._seek(self._height.base_of(lacking))
-
-    def _seek(self, base: Head) -> None:
-        """Ask for what follows on a certificate: it was adopted before a restart and left, only its head is here."""
-        for voter in self.terms.all_voters:
-            if voter != self._signer.peer_id:
-                self._height.shown[voter] = base
-                self._ask_sometimes(voter)
+            self._tidings.seek(self._round.context, self._height, self._height.base_of(lacking))
 
     def _go_to(self, tip: Head) -> None:
         """Adopt the certificates that lead to a known tip, as far as they are here."""
@@ -501,9 +488,7 @@ class RoundMachine:
         self._open(Terms(self.head, side), [], stash=stash, before=before)
         self._siding.announce(self._round.context, before.context.terms.eligible)
         if not side and self._siding.whole:
-            for voter in self.terms.all_voters:
-                if voter != self._signer.peer_id:
-                    self._tidings.ask(self._round.context, self._height, voter)
+            self._tidings.ask_voters(self._round.context, self._height)
 
     def _side(self, sender: PeerId, signed: Signed, side: Side) -> None:
         """A voter says whom it hears. Raises RemoteProtocolError."""

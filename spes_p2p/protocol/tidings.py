@@ -75,6 +75,19 @@ class Tidings:
         ask = TipAsk(head.epoch, head.round + 1, head.last_final.round, head.hash)
         context.emit(self._outbox.once(peer, encode(ask)))
 
+    def ask_voters(self, context: Context, height: Height) -> None:
+        """Ask all voters for their tips: a quorum can be reached again."""
+        for voter in context.terms.all_voters:
+            if voter != context.me:
+                self.ask(context, height, voter)
+
+    def seek(self, context: Context, height: Height, base: Head) -> None:
+        """Ask for what follows on a certificate: it was adopted before a restart and left, only its head is here."""
+        for voter in context.terms.all_voters:
+            if voter != context.me:
+                height.shown[voter] = base
+                self.ask_sometimes(context, height, voter)
+
     def ask_sometimes(self, context: Context, height: Height, peer: PeerId) -> None:
         """Ask a peer that may have what is lacking here, once per resend."""
         if self._inbox.may_ask(peer, context.now_ms, self._resend_ms):

@@ -143,7 +143,7 @@ def test_a_final_certificate_beats_every_tentative_branch() -> None:
     peer.hear(THIRD, worse)
     healed, head = final(other)
     effects = peer.hear(THIRD, healed)
-    assert [adopt.abandoned for adopt in adopted(effects)] == [(best.hash,)]
+    assert [adopt.abandoned for adopt in adopted(effects)] == [(best.hash,), ()]
     assert (peer.machine.head.hash, peer.machine.head.is_final) == (head.hash, True)
     assert (healed.body.prev, healed.body.via, healed.body.round) == (HEAD.hash, other.hash, 3)
 
@@ -237,6 +237,18 @@ def test_a_voter_that_is_bound_to_a_tip_stays_on_it_while_a_quorum_can_be_reache
     assert adopted(voter.hear(other[0], certificate)) == []
     assert voter.machine.head.hash == HEAD.hash
     assert voter.machine._height.branches.best().hash == tip.hash
+
+
+def test_a_final_certificate_kept_for_the_next_round_is_adopted_once() -> None:
+    voter = bound_to_head()
+    other = [peer for peer in PEERS if peer != voter.me][:2]
+    certificate, tip = tentative(HEAD, other)
+    healed, head = final(tip)
+    voter.hear(other[0], healed)  # kept: what it builds on is not known
+    voter.hear(other[0], certificate)
+    effects = voter.hear(other[0], healed)
+    assert [adopt.head.hash for adopt in adopted(effects)] == [tip.hash, head.hash]
+    assert voter.machine.head.hash == head.hash
 
 
 def test_a_voter_goes_back_to_the_tip_that_it_is_bound_to_when_all_are_back() -> None:
