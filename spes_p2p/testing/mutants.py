@@ -54,6 +54,7 @@ _LEADERS = "simulation/scenarios/test_lying_leaders.py::"
 _UPDATES = "simulation/scenarios/test_false_updates.py::"
 _LINES = "simulation/scenarios/test_bad_lines.py::"
 _STATE = "simulation/scenarios/test_agreed_state.py::"
+_BRANCHES = "simulation/scenarios/test_tentative_branches.py::"
 _VOTING = "unit/protocol/test_voting.py::"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -202,5 +203,37 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         patches=wrong.merged_for_ever,
         caught_by=(_STATE + "test_merged_values_last_for_one_round_only",),
+    ),
+    Mutant(
+        patches=wrong.tentative_votes_count,
+        caught_by=(_BRANCHES + "test_a_tentative_vote_does_not_count_in_a_final_quorum",),
+    ),
+    Mutant(
+        patches=wrong.detour_unlocks,
+        caught_by=(_BRANCHES + "test_a_lock_outlives_a_tentative_detour",),
+    ),
+    Mutant(
+        patches=wrong.tentative_leave,
+        caught_by=(_BRANCHES + "test_a_tentative_certificate_lets_nobody_leave",),
+    ),
+    Mutant(
+        patches=wrong.fork_by_arrival,
+        caught_by=(_BRANCHES + "test_two_branches_of_two_founders_become_one_whatever_came_first",),
+    ),
+    Mutant(
+        patches=wrong.tentative_without_end,
+        caught_by=(_BRANCHES + "test_a_half_of_four_voters_stops_after_as_many_certificates_as_it_may_make",),
+    ),
+    Mutant(
+        patches=wrong.recovery_by_anybody,
+        caught_by=(_BRANCHES + "test_a_recovery_that_another_key_signed_is_nothing",),
+    ),
+    Mutant(
+        patches=wrong.final_left,
+        caught_by=(_BRANCHES + "test_a_final_certificate_is_left_for_no_tentative_one",),
+    ),
+    Mutant(
+        patches=wrong.leases_of_a_branch_stay,
+        caught_by=(_BRANCHES + "test_a_shard_that_others_trained_meanwhile_goes_back_to_its_owner",),
     ),
 )

@@ -6,6 +6,7 @@ A function returns its patches: (module or class, name, what stands there instea
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -13,20 +14,31 @@ import msgspec
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.ports import Verifier
-from spes_p2p.protocol import certificate, cuts, election, roster, statements, transition, voting
+from spes_p2p.protocol import certificate, cuts, election, leases, recovery, roster, statements, transition, voting
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.bodies import Bodies, KnownBody
 from spes_p2p.protocol.body import Certificate, Cut
-from spes_p2p.protocol.context import Promises
+from spes_p2p.protocol.branches import Branches
+from spes_p2p.protocol.context import Context, Promises
 from spes_p2p.protocol.cuts import Cuts
 from spes_p2p.protocol.effects import Effect
-from spes_p2p.protocol.head import Terms
-from spes_p2p.protocol.messages import AckMark, Manifest, Proposal, QuorumCertificate, Receipt
-from spes_p2p.protocol.params import quorum
+from spes_p2p.protocol.head import Head, Terms, may_go_on
+from spes_p2p.protocol.messages import (
+    AckMark,
+    CutAnnouncement,
+    Manifest,
+    Proposal,
+    QuorumCertificate,
+    Receipt,
+    ViewChange,
+    Vote,
+)
+from spes_p2p.protocol.params import faults, quorum
 from spes_p2p.protocol.parts import Parts
 from spes_p2p.protocol.receipts import Tally
 from spes_p2p.protocol.relay import Relay
 from spes_p2p.protocol.round import RoundMachine
+from spes_p2p.protocol.stash import Stash
 from spes_p2p.protocol.state import RosterRow
 from spes_p2p.protocol.statements import Item
 from spes_p2p.protocol.updates import Updates
@@ -329,3 +341,93 @@ def merged_for_ever() -> list[Patch]:
         return merged.get(blobs) or right(self, shard)
 
     return [(StartReader, "start", start)]
+
+
+# --- tentative branches ----------------------------------------------------------------------------------------------
+
+
+def _everywhere(name: str, right: object, instead: object) -> list[Patch]:
+    """A patch for each module of the core that has imported a name."""
+    core = [module for key, module in sorted(sys.modules.items()) if key.startswith("spes_p2p.protocol")]
+    return [(module, name, instead) for module in core if vars(module).get(name) is right]
+
+
+def tentative_votes_count() -> list[Patch]:
+    """A vote in a tentative attempt counts in the final voting of its height."""
+    right = Context.in_ballot
+
+    def in_ballot(self: Context, body: CutAnnouncement | Proposal | Vote | ViewChange) -> bool:
+        return right(self, msgspec.structs.replace(body, branch=self.terms.branch))
+
+    return [(Context, "in_ballot", in_ballot)]
+
+
+def detour_unlocks() -> list[Patch]:
+    """Who goes on with a tentative attempt forgets what it has locked in the final voting."""
+    right, restoring = RoundMachine._close, Voting.restore
+
+    def close(self: RoundMachine) -> Stash:
+        stash = right(self)
+        self._height.log, self._height.pinned = [], None
+        return stash
+
+    def restore(self: Voting) -> None:
+        restoring(self)
+        self.lock = self.qc = None
+
+    return [(RoundMachine, "_close", close), (Voting, "restore", restore)]
+
+
+def tentative_leave() -> list[Patch]:
+    """A tentative cut may have items that change the roster."""
+    return _everywhere("TENTATIVE_KINDS", statements.TENTATIVE_KINDS, frozenset(ItemKind))
+
+
+def fork_by_arrival() -> list[Patch]:
+    """Of two branches the one that came first is built on."""
+
+    def best(self: Branches) -> Head:
+        tip = self.trunk
+        while found := [head for head in self.heads.values() if head.base is not None and head.base.hash == tip.hash]:
+            tip = found[0]
+        return tip
+
+    return [(Branches, "best", best)]
+
+
+def tentative_without_end() -> list[Patch]:
+    """Half of the voters go on for as long as they like."""
+
+    def go_on(head: Head, side: tuple[PeerId, ...]) -> bool:
+        voters = head.last_final.state.voters
+        return faults(len(voters)) < len(side) < quorum(len(voters)) and set(side) <= set(voters)
+
+    return _everywhere("may_go_on", may_go_on, go_on)
+
+
+def recovery_by_anybody() -> list[Patch]:
+    """A new epoch needs no signature of the recovery key."""
+
+    def verify(head: Head, certificate: Certificate, verifier: Verifier) -> Head:
+        return recovery.recovered(head, certificate)
+
+    return _everywhere("verify_recovery", recovery.verify_recovery, verify)
+
+
+def final_left() -> list[Patch]:
+    """The branches of the height before are built on again after its final certificate."""
+    right = RoundMachine._adopt
+
+    def adopt(self: RoundMachine, certificate: Certificate, head: Head, terms: Terms) -> None:
+        before = self._height.branches
+        right(self, certificate, head, terms)
+        if head.is_final:
+            self._height.branches.heads.update(before.heads)
+            self._height.branches.certificates.update(before.certificates)
+
+    return [(RoundMachine, "_adopt", adopt)]
+
+
+def leases_of_a_branch_stay() -> list[Patch]:
+    """What tentative certificates did to leases outlives the next final one."""
+    return [(leases, "_leases_before", lambda terms: terms.head.state.leases)]
