@@ -15,9 +15,7 @@ one certificate to the next:
     adopt        a certificate                                 StateReady
 
 A machine that is no member follows certificates, loads the state, and asks to join. One that missed rounds asks for
-certificates one after the other and loads the newest state only.
-
-A round may be open in several *ballots* one after the other: the final one, and tentative attempts of a side of the
+certificates one after the other and loads the newest state only. A round may be open in several *ballots* one after the other: the final one, and tentative attempts of a side of the
 voters while the others are silent (`siding`). What lasts over all rounds after one final certificate is the `Height`;
 which tentative certificate to build on is decided in `branches`. Parts of the round live in files of their own:
 `updates` (statements, acks, receipts), `cuts`, `parts` (averaging), `bodies` (objective checks), `voting`.
@@ -122,7 +120,8 @@ class RoundMachine:
 
     def progress(self, now_ms: int) -> Progress:
         """How far the open round is, for people."""
-        return progress_of(self._round, self._leaving is not None, self._finished, now_ms, self._siding.halted)
+        finished = self._wishes.finished(self.head)
+        return progress_of(self._round, self.leaving, finished, now_ms, self._siding.halted)
 
     # --- the one entrance --------------------------------------------------------------------------------------------
 
@@ -148,7 +147,7 @@ class RoundMachine:
                     return self._flush()  # it makes nothing possible: half of all inputs are cheap
             case fx.StateReady():
                 if event.round == self.terms.round and event.head in (None, self.head.hash):
-                    begin(self._round, self._wishes, stays=not self._finished and self._leaving is None)
+                    begin(self._round, self._wishes, stays=not self._wishes.finished(self.head) and not self.leaving)
             case fx.PeersKnown():
                 self._tidings.known_peers = tuple(sorted(set(event.peers) - {context.me}))
             case fx.LeaveWanted():
@@ -188,14 +187,9 @@ class RoundMachine:
         found = self._effects + self._round.context.effects
         self._effects = []
         self._round.context.effects = []
-        return [e for e in found if isinstance(e, fx.Persist)] + [e for e in found if not isinstance(e, fx.Persist)]
+        return sorted(found, key=lambda effect: not isinstance(effect, fx.Persist))
 
     # --- rounds ------------------------------------------------------------------------------------------------------
-
-    @property
-    def _finished(self) -> bool:
-        stop = self._wishes.stop_after_round
-        return stop is not None and self.head.round >= stop
 
     def _open(
         self, terms: Terms, carried: list[Held], *, stash: Stash | None = None, before: OpenRound | None = None
@@ -254,7 +248,7 @@ class RoundMachine:
         context = self._round.context
         lost = abandoned(self.head, terms.head)
         if lost:
-            self._abandon(terms.head.round)
+            self._tidings.abandon(terms.head.round)
         self._tidings.adopted(head, encode(certificate))
         if context.me in terms.all_voters:
             receivers = audience_of(terms, certificate, context.me, self._round.joiners())
@@ -291,12 +285,8 @@ class RoundMachine:
         self._open(Terms(head, side), carried)
         self._greet()
 
-    def _abandon(self, after_round: int) -> None:
-        """Forget what later certificates of a branch that is left have done."""
-        self._tidings.abandon(after_round)
-
     def _greet(self) -> None:
-        greet(self._round, self._wishes, self._leaving, finished=self._finished)
+        greet(self._round, self._wishes, self._leaving, finished=self._wishes.finished(self.head))
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -446,7 +436,7 @@ class RoundMachine:
         context = self._round.context
         lost = abandoned(self.head, tip)
         carried = [*self._round.updates.slots.values(), *self._height.spent]
-        self._abandon(tip.round)
+        self._tidings.abandon(tip.round)
         self._close()
         holders = tuple(peer for peer in context.terms.members if peer != context.me)
         self._effects.append(fx.GoBack(head=tip, holders=holders, abandoned=lost))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spes_p2p.ports import Signer
+from spes_p2p.protocol.head import Head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,3 +23,7 @@ class Wishes:
     """Train no more once this round is certified; serve on."""
     recovery: Signer | None = None
     """The run's recovery key, if this peer holds it."""
+
+    def finished(self, head: Head) -> bool:
+        """Whether this peer has trained as many rounds as it wanted."""
+        return self.stop_after_round is not None and head.round >= self.stop_after_round

@@ -143,7 +143,7 @@ def test_a_final_certificate_beats_every_tentative_branch() -> None:
     peer.hear(THIRD, worse)
     healed, head = final(other)
     effects = peer.hear(THIRD, healed)
-    assert [adopt.abandoned for adopt in adopted(effects)] == [(best.hash,), ()]
+    assert [adopt.abandoned for adopt in adopted(effects)] == [(best.hash,), ()]  # `other` comes first
     assert (peer.machine.head.hash, peer.machine.head.is_final) == (head.hash, True)
     assert (healed.body.prev, healed.body.via, healed.body.round) == (HEAD.hash, other.hash, 3)
 
