@@ -24,7 +24,7 @@ LINGER_MS = 10_000
 NORMAL_RATE_BYTES_PER_S = 10_000_000
 """Twice `min_rate`: a line that keeps up."""
 NORMAL_LINE = Line(latency_ms=(1, 50), rate_bytes_per_s=NORMAL_RATE_BYTES_PER_S)
-LONG_SHARE = 0.5
+LONG_SHARE = 0.4
 """Of the seeds with several faults that have a long one among them, how many show it."""
 FIRST_MS = 3_000
 """Nothing happens before."""
@@ -219,7 +219,7 @@ class Mishaps:
         faults, source = self._scenario.faults, self._random
         for name, action in (("halves", self._halve), ("silent", self._silence)):
             if name in faults and (len(faults) == 1 or source.random() < LONG_SHARE):
-                at_ms, duration_ms = source.randint(FIRST_MS, 20_000), source.randint(20_000, 80_000)
+                at_ms, duration_ms = source.randint(FIRST_MS, 15_000), source.randint(20_000, 70_000)
                 self._swarm.at(at_ms, lambda action=action, duration_ms=duration_ms: action(duration_ms))  # type: ignore[misc]  # loop variables
                 self.last_until_ms = max(self.last_until_ms, at_ms + duration_ms)
 

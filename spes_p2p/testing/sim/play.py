@@ -14,7 +14,7 @@ from spes_p2p.testing.sim.mishaps import Mishaps
 from spes_p2p.testing.sim.scenario import MAX_FOUNDERS, Scenario
 from spes_p2p.testing.swarm import Swarm
 
-FAULTS_MS = 120_000
+FAULTS_MS = 90_000
 """Longest time with faults, whatever came of it."""
 PLAIN_ROUND_MS = 300_000
 """Longest round without faults."""
