@@ -133,6 +133,47 @@ def test_a_tentative_tip_is_tentative_in_progress_and_the_last_final_round_stays
     assert (progress.round, progress.final_round, progress.tentative) == (3, 1, True)
 
 
+def test_a_branch_that_was_left_after_a_restart_is_taken_again_once_it_is_shown() -> None:
+    (better, best), (worse, other) = two_branches()
+    peer = OneMachine(other, ME)  # it had adopted this one before the restart
+    peer.hear(FRIEND, better)
+    assert peer.machine.head.hash == best.hash
+    mixed, tip = tentative(other, [ME, THIRD])  # three distinct voters
+    peer.hear(THIRD, mixed)
+    assert peer.machine.head.hash == best.hash
+    effects = peer.hear(THIRD, worse)
+    assert [adopt.head.hash for adopt in adopted(effects)] == [other.hash, tip.hash]
+    assert peer.machine.head.hash == tip.hash
+
+
+def test_the_own_tip_that_is_shown_again_after_a_restart_changes_nothing() -> None:
+    _, (worse, other) = two_branches()
+    peer = OneMachine(other, ME)
+    effects = [*peer.hear(THIRD, worse), *peer.hear(THIRD, worse)]
+    assert (adopted(effects), asked(peer, effects), peer.machine.head.hash) == ([], [], other.hash)
+
+
+def test_tentative_certificates_in_the_wrong_order_lead_to_the_same_tip() -> None:
+    first, one = tentative(HEAD, LEFT)
+    second, two = tentative(one, LEFT)
+    peer = OneMachine(HEAD, ME)
+    assert adopted(peer.hear(FRIEND, second)) == []
+    assert [adopt.head.hash for adopt in adopted(peer.hear(FRIEND, first))] == [one.hash, two.hash]
+    assert peer.machine.head.hash == two.hash
+
+
+def test_a_peer_whose_branch_is_followed_is_asked_from_where_it_stands() -> None:
+    (better, best), (worse, other) = two_branches()
+    second, two = tentative(other, LEFT if other.side == TWO else RIGHT)
+    peer = OneMachine(HEAD, ME)
+    for message in (better, tentative(best, LEFT if best.side == TWO else RIGHT)[0]):
+        peer.hear(FRIEND, message)
+    peer.hear(THIRD, worse)
+    peer.hear(FOURTH, worse, second)
+    peer.hear(THIRD, second)  # known from another by now
+    assert peer.machine._height.shown[THIRD.peer_id] == two
+
+
 # --- healing ---------------------------------------------------------------------------------------------------------
 
 
