@@ -18,8 +18,7 @@ A machine that is no member follows certificates, loads the state, and asks to j
 certificates one after the other and loads the newest state only. A round may be open in several *ballots* one after the
 other: the final one, and tentative attempts of a side of the voters while the others are silent (`siding`). What lasts
 over all rounds after one final certificate is the `Height`; which tentative certificate to build on is decided in
-`branches`. Parts of the round live in files of their own: `updates` (statements, acks, receipts), `cuts`, `parts`
-(averaging), `bodies` (objective checks), `voting`.
+`branches`. Parts of the round live in files of their own: `updates`, `cuts`, `parts`, `bodies`, `voting`.
 """
 
 from __future__ import annotations
