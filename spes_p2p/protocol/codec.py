@@ -7,7 +7,8 @@ MAX_MESSAGE_BYTES before anything is parsed.
 from __future__ import annotations
 
 import struct
-from typing import TypeVar
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -44,6 +45,10 @@ def _decode(decoder: msgspec.msgpack.Decoder[Message], data: bytes, sender: Peer
     if ENCODER.encode(message) != data:
         raise RemoteProtocolError(sender, "malformed message: not in canonical encoding")
     return message
+
+
+Decoder: TypeAlias = Callable[[bytes, PeerId | None], Message]
+"""`decode`, or one that remembers: many machines in one process get the same bytes."""
 
 
 def decode(data: bytes, sender: PeerId | None = None) -> Message:

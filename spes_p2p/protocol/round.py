@@ -34,7 +34,7 @@ from spes_p2p.protocol.announce import audience_of
 from spes_p2p.protocol.body import Certificate, base_of
 from spes_p2p.protocol.branches import abandoned
 from spes_p2p.protocol.certificate import certificate_terms, votes_of_certificate
-from spes_p2p.protocol.codec import body_hash, decode, encode
+from spes_p2p.protocol.codec import Decoder, body_hash, decode, encode
 from spes_p2p.protocol.context import Context, still_acked
 from spes_p2p.protocol.effects import Effect, Input
 from spes_p2p.protocol.greeting import begin, greet, say_leave
@@ -60,7 +60,7 @@ from spes_p2p.protocol.wishes import Wishes as Wishes
 
 
 class RoundMachine:
-    """One peer in one run. `journal`: entries that were persisted before a restart."""
+    """One peer in one run. `journal`: entries that were persisted before a restart. `decoder`: parses messages."""
 
     def __init__(
         self,
@@ -71,7 +71,9 @@ class RoundMachine:
         *,
         now_ms: int,
         journal: Mapping[str, bytes] | None = None,
+        decoder: Decoder = decode,
     ) -> None:
+        self._decode = decoder
         self._signer = signer
         self._verifier = verifier
         self._wishes = wishes
@@ -297,7 +299,7 @@ class RoundMachine:
 
     def _take(self, sender: PeerId, data: bytes) -> None:
         """A message that has just come, or was kept."""
-        message = decode(data, sender)
+        message = self._decode(data, sender)
         if isinstance(message, HandoverDone):
             if self._leaving is not None:
                 self._leaving.taken_over(sender, message.handover)

@@ -70,6 +70,8 @@ class Ears:
     since_ms: int | None = None
     """Since when silence counts; None: nobody is asked."""
     _last_ms: int = 0
+    _looked: tuple[Sequence[PeerId], int] | None = None
+    """The voters that were looked at last, and when the first of them that is heard can be silent."""
 
     def hear(self, peer: PeerId, now_ms: int) -> None:
         """Anything came from a peer."""
@@ -88,11 +90,19 @@ class Ears:
             self.since_ms = None
             return
         if self.since_ms is None or stopped:
-            self.since_ms = now_ms
+            self.since_ms, self._looked = now_ms, None
+        if self._looked is not None and self._looked[0] is voters and now_ms < self._looked[1]:
+            return
+        since_ms, next_ms = self.since_ms, now_ms + self.patience_ms
         for peer in voters:
-            heard_at_ms = max(self.heard_at_ms.get(peer, 0), self.since_ms)
-            if peer != self.me and now_ms >= heard_at_ms + self.patience_ms:
+            silent_at_ms = max(self.heard_at_ms.get(peer, 0), since_ms) + self.patience_ms
+            if peer == self.me:
+                continue
+            if now_ms >= silent_at_ms:
                 self.silent.add(peer)
+            else:
+                next_ms = min(next_ms, silent_at_ms)
+        self._looked = voters, next_ms
 
     @property
     def listening(self) -> bool:
@@ -116,6 +126,8 @@ class Ears:
     def direct(self, voters: Sequence[PeerId]) -> int:
         """How many voters this peer hears that hear it, as far as they have said; this peer among them."""
         me, declared, silent = self.me, self.declared, self.silent
+        if not silent and not declared:
+            return len(voters)
         return sum(
             peer == me or (peer not in silent and (peer not in declared or me in declared[peer][0])) for peer in voters
         )

@@ -30,7 +30,7 @@ from spes_p2p.testing.signing import FastSigner, verify_fast
 from spes_p2p.testing.sim.blobs import Blobs, state_blobs
 from spes_p2p.testing.sim.clockwork import Clockwork
 from spes_p2p.testing.sim.disk import Point, entries_of, torn, written_first
-from spes_p2p.testing.sim.invariants import InvariantError, Monitor
+from spes_p2p.testing.sim.invariants import InvariantError, Monitor, decode_once
 from spes_p2p.testing.sim.peer import Line, SimPeer
 from spes_p2p.testing.sim.trace import Trace
 from spes_p2p.testing.sim.work import Work
@@ -181,7 +181,7 @@ class Swarm(Clockwork):
             stop_after_round=stop,
             recovery=signer if signer.peer_id in self.key_holders else None,
         )
-        return RoundMachine(head, signer, self.verifier, wishes, now_ms=now_ms, journal=journal)
+        return RoundMachine(head, signer, self.verifier, wishes, now_ms=now_ms, journal=journal, decoder=decode_once)
 
     def named(self, name: str) -> SimPeer:
         """The peer of that name."""

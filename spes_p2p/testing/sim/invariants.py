@@ -53,8 +53,12 @@ class InvariantError(SpesError):
 
 @functools.lru_cache(maxsize=8192)
 def _decoded(data: bytes) -> Message:
-    """A message goes to many: parse it once."""
     return decode(data)
+
+
+def decode_once(data: bytes, sender: PeerId | None = None) -> Message:
+    """`decode` that remembers: a message goes to many, who may share what it is parsed to, since that is frozen."""
+    return _decoded(data)
 
 
 class Monitor:
@@ -105,7 +109,7 @@ class Monitor:
     def sent(self, peer: SimPeer, send: fx.Send) -> None:
         """A message leaves."""
         self.trace_hash = digest("trace", self.trace_hash, self._swarm.now_ms, peer.peer_id, send.to, send.data)
-        message = _decoded(send.data)
+        message = decode_once(send.data)
         if isinstance(message, Receipt) and self.manifests.get(message.manifest, (None,))[0] == peer.peer_id:
             self.receipted_at.setdefault(message.manifest, (peer.machine.terms.round, self._swarm.now_ms))
         for signed in rules.signed_in(message):

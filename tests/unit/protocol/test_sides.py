@@ -101,3 +101,24 @@ def test_what_the_silent_said_of_this_peer_no_longer_holds() -> None:
     assert reach(found.hearing(IDS), A) == {A}
     assert found.is_on(B, b"tip")
     assert not found.is_on(D, b"tip")
+
+
+def test_who_hears_this_peer_and_is_heard_is_reached_directly() -> None:
+    found = ears()
+    assert found.direct(IDS) == 5
+    found.declared[B] = frozenset({B, C}), b""
+    found.declared[C] = frozenset({A, C}), b""
+    found.silent.add(D)
+    assert found.direct(IDS) == 3  # A itself, C, and E, which has said nothing
+    assert reach(found.hearing(IDS), A) >= {A, C, E}
+
+
+def test_a_voter_heard_again_can_be_silent_again() -> None:
+    found = ears()
+    listen(found, 0, 10_000)
+    assert found.silent == {B, C, D, E}
+    found.hear(B, 10_500)
+    listen(found, 11_000, 20_000)
+    assert B not in found.silent
+    listen(found, 21_000, 21_000)
+    assert B in found.silent
