@@ -11,7 +11,19 @@ from typing import Annotated, NoReturn
 import typer
 
 from spes_p2p import __version__
-from spes_p2p.client.commands import admit, bootstrap, create, demo, identity, join, leave, ledger, simulate, status
+from spes_p2p.client.commands import (
+    admit,
+    bootstrap,
+    create,
+    demo,
+    identity,
+    join,
+    leave,
+    ledger,
+    recover,
+    simulate,
+    status,
+)
 from spes_p2p.client.output import complain, say
 from spes_p2p.errors import EXIT_INTERRUPTED, SpesError
 
@@ -25,7 +37,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-run_app = typer.Typer(help="Start runs.", no_args_is_help=True)
+run_app = typer.Typer(help="Start runs, and keep them going.", no_args_is_help=True)
 identity_app = typer.Typer(help="This machine's identity.", no_args_is_help=True)
 ledger_app = typer.Typer(help="The certificates that this machine holds.", no_args_is_help=True)
 
@@ -37,6 +49,7 @@ app.command("leave")(leave.leave)
 app.command("simulate")(simulate.simulate)
 run_app.command("create")(create.create)
 run_app.command("admit")(admit.admit)
+run_app.command("recover")(recover.recover)
 identity_app.command("show")(identity.show)
 ledger_app.command("show")(ledger.show)
 ledger_app.command("verify")(ledger.verify)

@@ -9,6 +9,7 @@ import structlog
 
 from spes_p2p.client.commands.status import round_text
 from spes_p2p.client.logs import LEVELS
+from spes_p2p.client.standing import is_tentative
 from spes_p2p.node.control import NodeHandle
 from spes_p2p.node.snapshot import NodeSnapshot
 
@@ -28,12 +29,12 @@ class Progress:
         """Tell what is new since the last look."""
         self.tell_events(handle)
         snapshot = handle.snapshot()
-        if snapshot.certified_round > self._certified:
-            if self._certified >= 0:
-                self._tell_certificate(snapshot)
-            self._certified = snapshot.certified_round
+        if snapshot.certified_round > self._certified >= 0:
+            self._tell_certificate(snapshot)
+        # a branch that is left takes certificates with it: the log says so
+        self._certified = snapshot.certified_round
         view = snapshot.round
-        phase = (view.number, view.phase, view.waiting_for)
+        phase = (view.number, view.phase, f"{view.waiting_for}/{snapshot.waiting}")
         if phase != self._phase:
             self._phase = phase
             self.log.info(f"round {view.number}: {round_text(snapshot)}", round=view.number, phase=view.phase)
@@ -57,7 +58,8 @@ class Progress:
     def _tell_certificate(self, snapshot: NodeSnapshot) -> None:
         learning = snapshot.learning
         mine = [view.shard for view in snapshot.shards if view.mine]
-        facts = {"shards": mine, "tokens_total": learning.tokens_total}
+        facts = {"shards": mine, "tokens_total": learning.tokens_total, "final": snapshot.final_round}
         if learning.val_curve:
             facts["val_round"], facts["val_loss"] = learning.val_curve[-1][0], round(learning.val_curve[-1][1], 4)
-        self.log.info(f"round {snapshot.certified_round} certified", certified=snapshot.certified_round, **facts)
+        how = "certified tentatively" if is_tentative(snapshot) else "certified"
+        self.log.info(f"round {snapshot.certified_round} {how}", certified=snapshot.certified_round, **facts)

@@ -63,6 +63,7 @@ UI_MAY_IMPORT = (
     "spes_p2p.node.control_client",
     "spes_p2p.client.ui",
     "spes_p2p.client.output",
+    "spes_p2p.client.standing",
     "spes_p2p.errors",
 )
 

@@ -52,7 +52,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 COMMANDS = dict(commands())
 
 
-def test_the_ten_commands_are_there() -> None:
+def test_the_commands_are_there() -> None:
     assert sorted(COMMANDS) == [
         f"spes-p2p {name}"
         for name in [
@@ -65,6 +65,7 @@ def test_the_ten_commands_are_there() -> None:
             "ledger verify",
             "run admit",
             "run create",
+            "run recover",
             "simulate",
             "status",
         ]

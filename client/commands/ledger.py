@@ -49,6 +49,7 @@ def record_json(record: RoundRecord) -> dict[str, Any]:
         "view": record.view,
         "leader": record.leader,
         "final": record.final,
+        "epoch": record.epoch,
         "updates": record.updates,
         "tokens": record.tokens,
         "loss": record.loss,
@@ -65,6 +66,8 @@ def record_line(record: RoundRecord) -> str:
     owners = (",".join(map(short_peer, record.owners[shard])) or "orphan" for shard in sorted(record.owners))
     merge = f"{record.merge_alpha:.3f}" if record.merge_alpha else "-"
     tentative = "" if record.final else " (tentative)"
+    if not record.leader:
+        tentative = f" (recovery: epoch {record.epoch} begins)"
     return (
         f"{record.round:>5} {record.view:>4} {short_peer(record.leader):<9} {record.updates:>7} {record.tokens:>10,} "
         f"{record.loss:>6.3f} {merge:>6}  {' '.join(owners)}{tentative}"
@@ -114,6 +117,7 @@ def audit_json(found: Audit) -> dict[str, Any]:
         "problem_round": found.problem_round,
         "last_round": found.head.round,
         "rounds_checked": found.num_checked,
+        "rounds_tentative": found.num_tentative,
         "rounds_skipped": [list(rounds) for rounds in found.skipped],
         "certificate": found.head.hash.hex(),
         "peers": [
@@ -136,7 +140,8 @@ def audit_lines(found: Audit) -> list[str]:
         f"rounds {first:,} to {last:,}: skipped; verified from round {last:,} on by the skip rule"
         for first, last in found.skipped
     ]
-    lines.append(f"{found.num_checked:,} certificates verified, the newest of round {found.head.round:,}")
+    tentative = f", {found.num_tentative:,} of them tentative" if found.num_tentative else ""
+    lines.append(f"{found.num_checked:,} certificates verified{tentative}, the newest of round {found.head.round:,}")
     if found.contributions.by_peer:
         lines.append(f"{'peer':<9} {'rounds':>7} {'updates':>7} {'tokens':>15}  {'refused':<9} shards trained")
     for peer, given in sorted(found.contributions.by_peer.items(), key=lambda item: (-item[1].tokens, item[0])):

@@ -10,6 +10,7 @@ from spes_p2p.client import folders
 from spes_p2p.client.commands.options import DataDir, Json, Run
 from spes_p2p.client.output import bytes_text, duration_text, say, short_peer
 from spes_p2p.client.settings import choose, from_flags
+from spes_p2p.client.standing import certified_text, trouble_texts
 from spes_p2p.node.control_client import read_snapshot
 from spes_p2p.node.snapshot import NodeSnapshot
 
@@ -31,7 +32,9 @@ def status_lines(snapshot: NodeSnapshot) -> Iterator[str]:
     yield f"run        {snapshot.run_name} ({snapshot.run_id[:12]})"
     yield f"peer       {snapshot.peer} ({role}{', leaving' if snapshot.leaving else ''})"
     yield f"up         {duration_text(snapshot.started_ms_ago)}"
-    yield f"certified  round {snapshot.certified_round}"
+    yield f"certified  {certified_text(snapshot)}"
+    for label, text in trouble_texts(snapshot):
+        yield f"{label:<10} {text}"
     yield f"round      {snapshot.round.number}: {round_text(snapshot)}"
     mine = [str(view.shard) for view in snapshot.shards if view.mine]
     orphans = [str(view.shard) for view in snapshot.shards if not view.owners]
@@ -57,6 +60,8 @@ def round_text(snapshot: NodeSnapshot) -> str:
         parts.append(f"leader {short_peer(view.leader)}")
     if view.waiting_for:
         parts.append(f"waiting for {view.waiting_for}")
+    if snapshot.waiting:
+        parts.append(f"waiting: {snapshot.waiting}")
     return ", ".join(parts)
 
 

@@ -22,7 +22,8 @@ class RoundPanel(Panel):
             return
         view = snapshot.round
         left = f" · {duration_text(view.time_left_ms)} left" if view.time_left_ms is not None else ""
-        self.border_title = f"Round {view.number}{left}"
+        how = " · tentative" if snapshot.certified_round > snapshot.final_round else ""
+        self.border_title = f"Round {view.number}{how}{left}"
 
     def draw(self, snapshot: NodeSnapshot, width: int, height: int) -> list[Content]:
         """One line per phase, then the leader and the votes, or what the node waits for before its first round."""

@@ -7,6 +7,7 @@ from textual.reactive import reactive
 from textual.widgets import Static
 
 from spes_p2p.client.output import bytes_text
+from spes_p2p.client.standing import certified_text, is_tentative, trouble_texts
 from spes_p2p.client.ui.panel import fit
 from spes_p2p.node.snapshot import NodeSnapshot
 
@@ -26,7 +27,8 @@ class StatusLine(Static):
         """One line."""
         text = status_text(self.snapshot, self.problem, self.silent_s)
         name = f"{self.feed_name}: " if self.feed_name else ""
-        worried = self.silent_s >= QUIET_S or bool(self.problem)
+        troubled = self.snapshot is not None and bool(trouble_texts(self.snapshot))
+        worried = self.silent_s >= QUIET_S or bool(self.problem) or troubled
         return Content.styled(fit(name + text, self.size.width), "bold $text-warning" if worried else "")
 
 
@@ -39,7 +41,8 @@ def status_text(snapshot: NodeSnapshot | None, problem: str, silent_s: int) -> s
     parts = [
         "leaving" if snapshot.leaving else "voter" if snapshot.voter else "member" if snapshot.member else "joining"
     ]
-    parts.append(f"round {snapshot.certified_round} certified")
+    parts.append(certified_text(snapshot) if is_tentative(snapshot) else f"{certified_text(snapshot)} certified")
+    parts += [f"{label}: {text}" for label, text in trouble_texts(snapshot)]
     if snapshot.round.waiting_for:
         parts.append(f"waiting for {snapshot.round.waiting_for}")
     parts.append(f"{snapshot.machine.device} {bytes_text(snapshot.machine.memory_bytes)}")

@@ -17,7 +17,7 @@ from spes_p2p.node.driver import Driver, MessageTransport, Tools
 from spes_p2p.node.fetching import Holdings
 from spes_p2p.node.files import JOURNAL_FILE, LEDGER_FILE
 from spes_p2p.node.keeping import Keeper
-from spes_p2p.node.resume import Resumption, resume
+from spes_p2p.node.resume import Checkpoint, Resumption, resume
 from spes_p2p.node.sizes import piece_sizes
 from spes_p2p.node.state_sync import StateSync
 from spes_p2p.node.training import Requests, Training
@@ -42,8 +42,8 @@ class Base:
     blobs: DiskBlobs
     transport: MessageTransport
     trainer: Requests
-    resumed_round: int | None
-    """Round of the trainer's checkpoint; None: it has none."""
+    checkpoint: Checkpoint | None
+    """Of the trainer; None: it has none."""
     clock: Clock
     notify: Callable[[str, str], None]
     """(level, text) for people."""
@@ -64,9 +64,10 @@ async def make_tools(stack: contextlib.AsyncExitStack, base: Base) -> Tools:
     ledger = await asyncio.to_thread(Ledger, base.data_dir / LEDGER_FILE)
     stack.callback(ledger.close)
     genesis = genesis_head(manifest, piece_sizes(config))
-    place = await asyncio.to_thread(resume, ledger, genesis, base.resumed_round, base.peer)
+    place = await asyncio.to_thread(resume, ledger, genesis, base.checkpoint, base.peer)
     base.transport.set_question_handler(ChainSource(ledger, genesis).answer)
     await _catch_up(place, base, ledger)
+    await asyncio.to_thread(place.to_tip, ledger)
     work = Work(config, base.blobs)
     stack.push_async_callback(asyncio.to_thread, work.close)
     keeper = Keeper(base.blobs, [manifest.held_out])

@@ -11,17 +11,18 @@ from pathlib import Path
 
 from spes_p2p.crypto import verify
 from spes_p2p.errors import LocalStateError, RemoteProtocolError, UsageError
-from spes_p2p.ids import RoundNumber
+from spes_p2p.ids import Digest, RoundNumber
 from spes_p2p.node.contributions import Contributions
 from spes_p2p.node.files import LEDGER_FILE, MANIFEST_FILE
 from spes_p2p.node.history import read_manifest, sizes_of_nothing
-from spes_p2p.node.stored import LAST_ROUND, decode_waypoint, tables_of
+from spes_p2p.node.stored import LAST_ROUND, behind, decode_waypoint, tables_of, tip_branch
 from spes_p2p.node.verifying import Verification
 from spes_p2p.protocol.chain import Link, next_link
 from spes_p2p.protocol.codec import body_hash, decode_certificate, encode
 from spes_p2p.protocol.head import Head, genesis_head
 from spes_p2p.protocol.questions import decode_state
 from spes_p2p.protocol.skip import anchor_of, head_at, retrace
+from spes_p2p.protocol.wire import NO_DIGEST
 from spes_p2p.storage.ledger import Gap, Ledger, LedgerEntry
 
 _BATCH = 64
@@ -37,6 +38,8 @@ class Audit:
     """The newest certificate that is good."""
     num_checked: int = 0
     """Certificates that were verified one by one."""
+    num_tentative: int = 0
+    """Tentative ones among them."""
     skipped: list[tuple[int, int]] = field(default_factory=list)
     """(first, last) of rounds that were skipped, and are vouched for by the skip rule."""
     contributions: Contributions = field(default_factory=Contributions)
@@ -104,7 +107,14 @@ class _Auditor:
 
     def _entries(self) -> Iterator[LedgerEntry]:
         try:
-            yield from self._ledger.range(RoundNumber(0), LAST_ROUND)
+            for entry in self._ledger.range(RoundNumber(0), LAST_ROUND):
+                if entry.round != self._followed.round + 1:
+                    yield from behind(self._ledger, Digest(_via(entry)), self._followed.hash)
+                yield entry
+            yield from tip_branch(self._ledger, self._followed.hash)
+        except RemoteProtocolError as error:
+            self._settle()
+            raise _WrongError(self._followed.round + 1, error.reason) from error
         except LocalStateError as error:
             self._settle()
             raise _WrongError(self._followed.round + 1, str(error).splitlines()[0]) from error
@@ -152,6 +162,7 @@ class _Auditor:
         self._found.contributions.add(link.before, link.certificate.body, link.after)
         self._found.head = link.after
         self._found.num_checked += 1
+        self._found.num_tentative += not link.after.is_final
 
     def _cross(self, gap: Gap, entry: LedgerEntry) -> None:
         """From one side of a gap to the other."""
@@ -169,6 +180,13 @@ class _Auditor:
             raise _WrongError(entry.round, error.reason) from error
         self._found.skipped.append((before.round + 1, after.round))
         self._found.head = self._followed = after
+
+
+def _via(entry: LedgerEntry) -> bytes:
+    try:
+        return decode_certificate(entry.certificate).body.via
+    except RemoteProtocolError:
+        return NO_DIGEST  # told when it is followed
 
 
 def _check_columns(entry: LedgerEntry) -> None:

@@ -160,7 +160,7 @@ class CatchUp:
     async def _ask_tip(self, peer: PeerId, claims: dict[PeerId, Tip]) -> None:
         try:
             answer = await self._ask_one(peer, TipQuestion())
-            if isinstance(answer, Tip) and answer.epoch == self._place.head.epoch:
+            if isinstance(answer, Tip) and answer.epoch >= self._place.head.epoch:
                 claims[peer] = answer
         except TransportError:
             return
@@ -171,11 +171,10 @@ class CatchUp:
         """Follow the claims, the best first, until none of them is ahead any more."""
         while (choice := tips.best(self._place.head.round)) is not None:
             peer, tip = choice
-            at = self._place.head.round
+            head = self._place.head
+            far = tip.round - head.round > self._around.skip_rounds or tip.first > head.round + 1
             try:
-                if tip.round - at > self._around.skip_rounds or tip.first > at + 1:
-                    await self._skip(peer, tip, tips)
-                else:
+                if not far or tip.epoch > head.epoch or not await self._skip(peer, tip, tips):
                     await self._follow(peer, tip, tips)
             except _LieError as lie:
                 self._name(lie.peer, lie.reason)
@@ -183,6 +182,8 @@ class CatchUp:
             except TransportError as error:
                 self._around.notify("info", f"another peer is asked for the chain: {error}")
                 tips.drop(peer, str(error))
+            # what a peer has shown after the last final certificate may be a branch that leads nowhere
+            self._place.rewind()
 
     # --- the whole chain ---------------------------------------------------------------------------------------------
 
@@ -210,6 +211,8 @@ class CatchUp:
         began_ms = self._around.clock.now_ms()
         with _blaming(peer, tip):
             frames = await self._around.transport.ask(peer, encode(CertificatesQuestion(first, count)))
+            if not frames and first < tip.first:
+                raise TransportError(f"it has skipped the certificate of round {first:,} itself")
             if not frames:
                 raise RemoteProtocolError(peer, f"it does not give the certificate of round {first:,}")
         if self._around.clock.now_ms() - began_ms > _SLOW_MS:
@@ -226,7 +229,8 @@ class CatchUp:
         for link in chain:
             self._place.step(link.certificate, link.after)
         self.num_followed += len(chain)
-        for liar in tips.contradicted({link.after.round: link.after.hash for link in chain}):
+        finals = [link.after for link in chain if link.after.is_final]
+        for liar in tips.contradicted({(head.epoch, head.round): head.hash for head in finals}):
             self._name(liar, "it claims another certificate than the one that a quorum signed")
             tips.drop(liar, "a lie")
         if problem is not None:
@@ -234,8 +238,9 @@ class CatchUp:
 
     # --- skipping ----------------------------------------------------------------------------------------------------
 
-    async def _skip(self, peer: PeerId, tip: Tip, tips: Tips) -> None:
-        """Go to a peer's tip by the skip rule; what it lacks on the way comes from others."""
+    async def _skip(self, peer: PeerId, tip: Tip, tips: Tips) -> bool:
+        """Go to a peer's tip by the skip rule; what it lacks on the way comes from others. False: a round on the way
+        has no final certificate, and the peer has the whole chain."""
         head = self._place.head
         skipping = Skipping(anchor_of(head), tip.round)
         while (wanted := skipping.wanted) is not None:
@@ -245,6 +250,8 @@ class CatchUp:
                 raise TransportError(f"nobody has what is needed to skip to round {wanted:,}")
             with _blaming(source, tip):
                 answer = await self._ask_one(source, WaypointQuestion(wanted))
+                if answer is None and wanted != tip.round and tip.first <= head.round + 1:
+                    return False
                 if not isinstance(answer, Waypoint):
                     raise RemoteProtocolError(source, f"it does not give the waypoint of round {wanted:,}")
                 await self._around.verification.check_soon(skipping.take(answer).checks)
@@ -269,6 +276,7 @@ class CatchUp:
             "info",
             f"rounds {head.round + 1:,} to {after.round:,} were skipped, by way of {len(skipping.path)} certificates",
         )
+        return True
 
     # --- for all -----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 from spes_p2p.ids import Digest, PeerId, RoundNumber
-from spes_p2p.node.stored import StoredChain
+from spes_p2p.node.stored import StoredChain, certificates_between
 from spes_p2p.protocol.codec import MAX_MESSAGE_BYTES, decode_certificate, encode
 from spes_p2p.protocol.head import Head
 from spes_p2p.protocol.questions import (
@@ -61,14 +61,13 @@ class ChainSource:
     def _certificates(self, question: CertificatesQuestion) -> list[bytes]:
         """Successive ones, up to the limits of an answer."""
         frames: list[bytes] = []
-        number, left = question.first, MAX_MESSAGE_BYTES
-        last = RoundNumber(number + min(question.count, MAX_CERTIFICATES) - 1)
-        for entry in self._ledger.range(RoundNumber(number), last):
+        left = MAX_MESSAGE_BYTES
+        last = question.first + min(question.count, MAX_CERTIFICATES) - 1
+        for entry in certificates_between(self._ledger, question.first, last):
             left -= len(entry.certificate)
-            if entry.round != number or left < 0:
+            if left < 0:
                 break
             frames.append(entry.certificate)
-            number += 1
         return frames
 
     def _waypoint(self, question: WaypointQuestion) -> list[bytes]:
@@ -76,14 +75,14 @@ class ChainSource:
         if kept is not None:
             return _one(kept)
         entry = self._ledger.by_round(RoundNumber(question.round))
-        before = self._ledger.by_round(RoundNumber(question.round - 1))
-        head = self._stored.head(question.round - 1) if before is not None else None
-        if entry is None or before is None or head is None:
+        if entry is None:
             return []
-        waypoint = Waypoint(
-            decode_certificate(entry.certificate), decode_certificate(before.certificate).body, head.state.roster
-        )
-        return _one(encode(waypoint))
+        certificate = decode_certificate(entry.certificate)
+        before = self._ledger.by_hash(Digest(certificate.body.prev))
+        head = self._stored.head(before.round) if before is not None else None
+        if before is None or head is None:
+            return []
+        return _one(encode(Waypoint(certificate, decode_certificate(before.certificate).body, head.state.roster)))
 
     def _tables(self, question: TablesQuestion) -> list[bytes]:
         head = self._stored.head(question.round)

@@ -3,6 +3,7 @@
     GET  /snapshot                one NodeSnapshot, JSON
     GET  /events?after=NUMBER     server-sent events, without end: `snapshot` (NodeSnapshot) and `log` (LogEvent)
     POST /leave                   leave properly
+    POST /recover                 begin a new epoch by the run's recovery key; refused by a line in the log
     POST /stop                    end now, without a leave
 
 Every request carries the token of `control.json`, a file in the data folder that only its owner can read and that is
@@ -65,6 +66,11 @@ class NodeHandle(Protocol):
         """Leave properly: publish, say so, serve until the certificate names it, then end."""
         ...
 
+    def request_recovery(self) -> None:
+        """Begin a new epoch with the members that are heard, if this node holds the recovery key and the run cannot go
+        on; else the log says why not."""
+        ...
+
     def request_stop(self) -> None:
         """End now, without a leave."""
         ...
@@ -114,6 +120,10 @@ def _application(handle: NodeHandle, address: ControlAddress, closing: asyncio.E
         handle.request_leave()
         return Response(status_code=202)
 
+    async def recover(_: Request) -> Response:
+        handle.request_recovery()
+        return Response(status_code=202)
+
     async def stop(_: Request) -> Response:
         handle.request_stop()
         return Response(status_code=202)
@@ -123,6 +133,7 @@ def _application(handle: NodeHandle, address: ControlAddress, closing: asyncio.E
             Route("/snapshot", snapshot, methods=["GET"]),
             Route("/events", events, methods=["GET"]),
             Route("/leave", leave, methods=["POST"]),
+            Route("/recover", recover, methods=["POST"]),
             Route("/stop", stop, methods=["POST"]),
         ],
         middleware=[Middleware(_Guard, address=address)],

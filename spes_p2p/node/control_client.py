@@ -56,6 +56,11 @@ def request_leave(data_dir: Path) -> None:
     _request(data_dir, "POST", "/leave")
 
 
+def request_recovery(data_dir: Path) -> None:
+    """Ask the node in `data_dir` to begin a new epoch. Raises UnreachableError or LocalStateError."""
+    _request(data_dir, "POST", "/recover")
+
+
 def request_stop(data_dir: Path) -> None:
     """Ask the node in `data_dir` to end now. Raises UnreachableError or LocalStateError."""
     _request(data_dir, "POST", "/stop")

@@ -17,7 +17,7 @@ from spes_p2p.node.errands import Errands
 from spes_p2p.node.fetching import Fetcher
 from spes_p2p.node.rounds import RoundTasks
 from spes_p2p.node.state_sync import StateSync
-from spes_p2p.node.stored import entry_of, tables_of
+from spes_p2p.node.stored import TIP_META, StoredCertificates, entry_of, tables_of
 from spes_p2p.node.training import Training
 from spes_p2p.node.work import Work
 from spes_p2p.ports import BlobStore, Clock, Journal, QuestionHandler
@@ -26,7 +26,7 @@ from spes_p2p.protocol.codec import decode_certificate, encode
 from spes_p2p.protocol.head import Head
 from spes_p2p.protocol.messages import SignedRun
 from spes_p2p.protocol.round import RoundMachine
-from spes_p2p.storage.ledger import Ledger
+from spes_p2p.storage.ledger import Ledger, LedgerEntry
 
 MAX_WAITING = 256
 """Messages of all peers together that wait for the machine; their senders wait with them."""
@@ -101,6 +101,7 @@ class Driver:
         self.machine = machine
         self.tally = Tally()
         self._tools = tools
+        self._chain = StoredCertificates(tools.ledger)
         self.rounds = RoundTasks(tools.sync, tools.training, self._spawn, self.give, tools.notify)
         self.errands = Errands(tools.sync.holdings, tools.work, lambda: machine.head, self.give, tools.notify)
         self._inputs: asyncio.Queue[_Inbound] = asyncio.Queue()
@@ -328,16 +329,27 @@ class Driver:
         if serve.round == 0:
             data = encode(self._tools.signed_run)
         else:
-            entry = self._tools.ledger.by_round(RoundNumber(serve.round))
-            if entry is None:
+            stored = self._stored(RoundNumber(serve.round))
+            if stored is None:
                 return
-            data = entry.certificate
+            data = stored.certificate
         self._send(fx.Send(ticket=-serve.round, to=serve.to, data=data))
 
+    def _stored(self, number: RoundNumber) -> LedgerEntry | None:
+        """This node's certificate of a round, tentative ones of its own chain included."""
+        ledger, head = self._tools.ledger, self.machine.head
+        if number > head.last_final.round:
+            return ledger.by_hash(head.branch[number - head.height].hash) if number <= head.round else None
+        return self._chain.entry(number)
+
     async def _adopt(self, effect: fx.Adopt) -> None:
+        """Store the certificate and that it is the tip, in one transaction, and go on from there."""
         entry, tables = entry_of(effect.certificate), tables_of(effect.head)
-        await asyncio.to_thread(lambda: self._tools.ledger.append(entry, tables=tables))
+        tip = {TIP_META: bytes(effect.head.hash)}
+        await asyncio.to_thread(lambda: self._tools.ledger.append(entry, meta=tip, tables=tables))
         self.tally.rounds_adopted += 1
+        if effect.abandoned:
+            self.rounds.abandon()
         self._tools.sync.adopted(effect)
         journal = self._tools.journal
         closed = f"{effect.head.epoch:06d}/{effect.head.height:010d}/"
@@ -345,6 +357,8 @@ class Driver:
         self.rounds.load()
 
     async def _go_back(self, effect: fx.GoBack) -> None:
+        await asyncio.to_thread(self._tools.ledger.set_meta, TIP_META, bytes(effect.head.hash))
+        self.rounds.abandon()
         entry = await asyncio.to_thread(self._tools.ledger.by_hash, effect.head.hash)
         self._tools.sync.went_back(effect, decode_certificate(entry.certificate) if entry is not None else None)
         self.rounds.load()

@@ -12,10 +12,10 @@ from pathlib import Path
 from spes_p2p.crypto import peer_text
 from spes_p2p.errors import LocalStateError, RemoteProtocolError
 from spes_p2p.node.files import LEDGER_FILE, MANIFEST_FILE
-from spes_p2p.node.stored import Step, walk
-from spes_p2p.protocol.body import Certificate
+from spes_p2p.node.stored import Step, walk, walk_to_tip
+from spes_p2p.protocol.body import Body, Certificate
 from spes_p2p.protocol.codec import bits, decode_signed_run
-from spes_p2p.protocol.head import Head, Terms, genesis_head
+from spes_p2p.protocol.head import Head, Terms, genesis_head, side_of
 from spes_p2p.protocol.messages import RunManifest, SignedRun
 from spes_p2p.protocol.params import PieceSizes
 from spes_p2p.protocol.wire import ItemKind, RefusalReason
@@ -29,10 +29,12 @@ class RoundRecord:
     round: int
     view: int
     leader: str
-    """Who led the deciding view."""
+    """Who led the deciding view; nobody in a recovery."""
     final: bool
     updates: int
     """Accepted updates."""
+    epoch: int = 0
+    """Above that of the round before: a recovery."""
     tokens: int
     loss: float
     """Token-weighted mean training loss of the accepted updates (nats per token)."""
@@ -65,13 +67,18 @@ def sizes_of_nothing(manifest: RunManifest) -> PieceSizes:
 
 
 def replay(ledger: Ledger, genesis: Head) -> Iterator[tuple[Head, Certificate, Head]]:
-    """(head before, certificate, head after) of every final certificate that extends another one here.
+    """(head before, certificate, head after) of every certificate that extends another one here: the final ones, the
+    tentative ones that they are built on, and those that lead to the tip.
 
     Raises LocalStateError if the ledger's certificates are not a chain from this genesis.
     """
+    final = genesis
     for step in walk(ledger, genesis):
+        final = step.after
         if isinstance(step, Step):
             yield step.before, step.certificate, step.after
+    for step in walk_to_tip(ledger, final):
+        yield step.before, step.certificate, step.after
 
 
 def read_history(data_dir: Path) -> list[RoundRecord]:
@@ -101,6 +108,10 @@ def read_gaps(data_dir: Path) -> tuple[tuple[int, int], ...]:
         ledger.close()
 
 
+def _terms(before: Head, body: Body) -> Terms:
+    return Terms(before) if body.final else Terms(before, side_of(before, body.side))
+
+
 def _record(before: Head, certificate: Certificate, after: Head) -> RoundRecord:
     body = certificate.body
     superseded = {remark.entry for remark in body.refused if remark.reason is RefusalReason.SUPERSEDED}
@@ -108,7 +119,8 @@ def _record(before: Head, certificate: Certificate, after: Head) -> RoundRecord:
     return RoundRecord(
         round=body.round,
         view=certificate.view,
-        leader=peer_text(Terms(before).leader(certificate.view)),
+        leader="" if body.epoch > before.epoch else peer_text(_terms(before, body).leader(certificate.view)),
+        epoch=body.epoch,
         final=body.final,
         updates=len([place for place in updates if place not in superseded]),
         tokens=body.tokens,

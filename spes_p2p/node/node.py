@@ -33,11 +33,13 @@ from spes_p2p.node.history import read_manifest
 from spes_p2p.node.joining import ManifestSeeker, bring_held_out, check_admission, find_peers, save_manifest
 from spes_p2p.node.leaving import LeaveWish, leave_properly
 from spes_p2p.node.log import LogBridge, NodeLog
-from spes_p2p.node.resume import drop_damaged
+from spes_p2p.node.recovery import read_recovery_key
+from spes_p2p.node.resume import checkpoint_of, drop_damaged
 from spes_p2p.node.snapshot import LogEvent, NodeSnapshot
 from spes_p2p.node.view import TrainerWatch, View
 from spes_p2p.node.worker import Worker
 from spes_p2p.node.worker_messages import Hello, Ready
+from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.codec import run_id
 from spes_p2p.protocol.messages import SignedRun
 from spes_p2p.protocol.roster import invite_payload
@@ -103,6 +105,15 @@ class Node:
             self._wish.want()
         except MachineError as error:
             self._log.tell("warning", f"a restart would forget the wish to leave: {error}")
+
+    def request_recovery(self) -> None:
+        """Begin a new epoch with the members that are heard."""
+        driver = self._view.driver if self._view is not None else None
+        if driver is None:
+            self._log.tell("error", "no recovery: this node has not begun its part in the run yet")
+        else:
+            self._log.tell("warning", "a recovery was asked for")
+            driver.give(fx.RecoverWanted())
 
     def request_stop(self) -> None:
         """End now."""
@@ -233,7 +244,7 @@ class Node:
                 blobs=assembled.blobs,
                 transport=transport,
                 trainer=worker,
-                resumed_round=ready.resumed_round,
+                checkpoint=checkpoint_of(ready),
                 clock=self._clock,
                 notify=self._log.tell,
                 changed=self._log.changed,
@@ -241,9 +252,11 @@ class Node:
                 waiting=waiting,
             )
             tools = await make_tools(stack, base)
-            driver = make_driver(identity, self._wishes(identity, run_config), tools)
+            recovery = read_recovery_key(self._config.data_dir, signed.manifest)
+            wishes = dataclasses.replace(self._wishes(identity, run_config), recovery=recovery)
+            driver = make_driver(identity, wishes, tools)
             self._takes_part = True
-            view.driver, view.sync = driver, tools.sync
+            view.driver, view.sync, view.holds_recovery_key = driver, tools.sync, recovery is not None
             self._remember_leave(driver)
             stack.callback(driver.close)
             transport.set_message_handler(driver.receive)

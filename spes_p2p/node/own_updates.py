@@ -15,11 +15,12 @@ from spes_p2p.storage.ledger import Ledger, OwnUpdate
 KEPT = 64
 """Newest updates that are kept in memory."""
 _ALL = 1 << 40
+BRANCH_LOST = "branch lost"
 
 
 class OwnUpdates:
-    """Verdicts on the updates of one peer: `pending`, `accepted`, `accepted late`, `superseded`, `not included`, or
-    `refused: ` and why."""
+    """Verdicts on the updates of one peer: `pending`, `accepted`, `accepted late`, `superseded`, `not included`,
+    `branch lost`, or `refused: ` and why."""
 
     def __init__(self, peer: PeerId, head: Head, ledger: Ledger, notify: Callable[[str, str], None]) -> None:
         self._peer = peer
@@ -27,6 +28,8 @@ class OwnUpdates:
         self._notify = notify
         self._pending: dict[int, int] = {}
         """Round -> tokens."""
+        self._lost: set[int] = set()
+        """Rounds of pending updates that a branch accepted which was left: they may still be accepted late."""
         self._refused: dict[int, str] = {}
         """Round of a pending update -> why members refused it; forgotten by a restart."""
         self._latest: dict[int, OwnUpdate] = {}
@@ -34,10 +37,14 @@ class OwnUpdates:
         self.tokens_certified = 0
         """Tokens of the accepted updates."""
         for update in ledger.updates(_ALL):
-            if update.verdict == "pending":
+            if update.verdict in ("pending", BRANCH_LOST):
                 self._pending[update.round] = update.tokens
+            if update.verdict == BRANCH_LOST:
+                self._lost.add(update.round)
             self._enter(update)
-        self._judge(head)  # a crash may have come between the certificate and the verdict
+        # a crash may have come between the certificate and the verdict
+        self.branch_lost(head)
+        self._judge(head)
 
     def latest(self, limit: int) -> tuple[OwnUpdate, ...]:
         """The newest updates, oldest first."""
@@ -46,12 +53,27 @@ class OwnUpdates:
     def published(self, round_number: int, tokens: int) -> None:
         """An update is on its way."""
         self._pending[round_number] = tokens
+        self._lost.discard(round_number)
         self._record(round_number, "pending", tokens)
 
     def refused(self, round_number: int, reason: RefusalReason) -> None:
         """Members refused an update; a certificate tells whether it counts all the same."""
         if round_number in self._pending:
             self._refused[round_number] = _in_words(reason)
+
+    def branch_lost(self, fork: Head) -> None:
+        """The tentative certificates after `fork` were left: what they accepted is not accepted."""
+        row = fork.state.row(self._peer)
+        if row is None:
+            return
+        newest = max(row.base_round, fork.round - LATE_ROUNDS)
+        for update in [update for update in self._latest.values() if update.round > newest]:
+            if update.verdict.startswith("accepted"):
+                self.tokens_certified -= update.tokens
+                self._pending[update.round] = update.tokens
+                self._lost.add(update.round)
+                self._record(update.round, BRANCH_LOST, update.tokens)
+                self._notify("warning", f"this node's update of round {update.round} was {BRANCH_LOST}")
 
     def adopted(self, before: Head, after: Head, body: Body) -> None:
         """A certificate may have settled some."""
@@ -76,6 +98,10 @@ class OwnUpdates:
             if verdict:
                 del self._pending[number]
                 why = self._refused.pop(number, "")
+                if number in self._lost and not verdict.startswith("accepted"):
+                    self._lost.discard(number)
+                    continue
+                self._lost.discard(number)
                 if why and not verdict.startswith("accepted"):
                     verdict = f"refused: {why}"
                 self._record(number, verdict, tokens)

@@ -3,13 +3,15 @@
     adoption r   load r: blobs, `StateReady(r + 1)`, end of the training of round r (its update comes late), trainer
     Train r+1    waits for load r, then trains; nothing is given if a newer certificate came first, or the load failed
 
-Loads come one after the other. One that a newer certificate has overtaken is given up.
+Loads come one after the other. One that a newer certificate has overtaken is given up. When a branch is left, the
+training on it ends and gives nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from spes_p2p.errors import BlobError, NotFiniteError, SchemaError, TrainerError
@@ -17,6 +19,18 @@ from spes_p2p.node.state_sync import StateSync
 from spes_p2p.node.training import Training
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.head import Head
+
+
+@dataclass(slots=True)
+class _Order:
+    """A training that is under way or waits for its start."""
+
+    train: fx.Train
+    stopped: bool = False
+    """It is to end, or not to begin."""
+    abandoned: bool = False
+    """It is on a branch that was left: what comes of it is not given."""
+
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
@@ -39,8 +53,7 @@ class RoundTasks:
         self._notify = notify
         self._training: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._stopped_through = 0
-        """Training up to this round is to end, or not to begin."""
+        self._orders: list[_Order] = []
         self._is_finished = False
         self.num_published = 0
 
@@ -56,31 +69,48 @@ class RoundTasks:
 
     def train(self, order: fx.Train) -> None:
         """Train a round once its start is loaded."""
-        self._training = self._spawn(self._train(order, self._loading), "train")
+        entry = _Order(order)
+        self._orders.append(entry)
+        self._training = self._spawn(self._train(entry, self._loading), "train")
 
     def stop(self, round_number: int) -> None:
         """End the training of that round, and of older ones, also if it has not begun."""
-        self._stopped_through = max(self._stopped_through, round_number)
+        for order in self._orders:
+            order.stopped |= order.train.round <= round_number
         self._trainer.stop()
 
-    async def _train(self, order: fx.Train, loading: asyncio.Task[None] | None) -> None:
+    def abandon(self) -> None:
+        """The branch that was trained on has been left: end all training, and give nothing of it."""
+        for order in self._orders:
+            order.stopped = order.abandoned = True
+        self._trainer.stop()
+
+    async def _train(self, order: _Order, loading: asyncio.Task[None] | None) -> None:
+        try:
+            self._give(await self._result_of(order, loading))
+        finally:
+            self._orders.remove(order)
+
+    async def _result_of(self, order: _Order, loading: asyncio.Task[None] | None) -> fx.Trained:
+        nothing = fx.nothing_trained(order.train.round, order.train.base)
         if loading is not None:
             await asyncio.wait([loading])
-        if self._is_finished or order.round <= self._stopped_through:
-            self._give(fx.nothing_trained(order.round))
-            return
-        result = await self._trainer.train(order)
+        if self._is_finished or order.stopped:
+            return nothing
+        result = await self._trainer.train(order.train)
+        if order.abandoned:
+            return nothing
         if result.pieces:
             self.num_published += 1
             self._sync.published(result)
-        self._give(result)
+        return result
 
     async def _load(self, head: Head, before: asyncio.Task[None] | None, training: asyncio.Task[None] | None) -> None:
         if before is not None and not before.done():
             await asyncio.wait([before])
         if not await self._sync.bring_state(head):
             return
-        self._give(fx.StateReady(round=head.round + 1))
+        self._give(fx.StateReady(round=head.round + 1, head=head.hash))
         if training is not None and not training.done():
             self.stop(head.round)
             await asyncio.wait([training])

@@ -44,11 +44,18 @@ class Since:
     """Parts kept by the certificate that accepted it."""
     named: bool = False
     """An update of the peer was in some cut, accepted or refused."""
+    lost: bool = False
+    """The branch that the trainer's start was on has been left: what the trainer has of its own stands for nothing."""
 
 
 def since(head: Head, peer: PeerId) -> Since:
     """Nothing has happened yet."""
     return Since(before=head, owned=frozenset(head.state.shards_of(peer)))
+
+
+def branch_lost(head: Head) -> Since:
+    """The branch of the trainer's start has been left; `head` is where both begin, or any later one."""
+    return Since(before=head, owned=frozenset(), lost=True)
 
 
 def then(so_far: Since, before: Head, after: Head, body: Body, peer: PeerId) -> Since:
@@ -73,6 +80,8 @@ def settle(so_far: Since | None, after: Head, peer: PeerId, published: dict[int,
     owned = after.state.shards_of(peer)
     if so_far is None:
         return Settlement(owned=owned, masters={}, residual="keep", accepted_update=None, kept_parts=())
+    if so_far.lost:
+        return Settlement(owned=owned, masters={}, residual="zero", accepted_update=None, kept_parts=())
     base = so_far.accepted_update
     mine = published.get(base, set()) if base is not None else set()
     masters: dict[int, MasterRule] = {}
@@ -98,6 +107,7 @@ def start_spec(head: Head, merge_lists: bytes) -> StartSpec:
     """What the round after `head` starts from."""
     return StartSpec(
         round=RoundNumber(head.round),
+        base=head.hash,
         global_step=head.global_step,
         parts=head.parts,
         shards=tuple(tuple((share.blob, share.tokens) for share in row.blobs) for row in head.state.shards),

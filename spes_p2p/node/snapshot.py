@@ -127,6 +127,15 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     messages_refused: int = 0
 
 
+class RecoveryView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a recovery by this node would do: a new epoch, unsafe under partition."""
+
+    keeps: tuple[str, ...]
+    """Peers that stay members."""
+    time_left_ms: int | None = None
+    """Until it happens by itself; None: only if the operator says so."""
+
+
 class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One look at a node."""
 
@@ -140,7 +149,16 @@ class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     leaving: bool
     """A proper leave was asked for; `round.waiting_for` says what remains."""
     certified_round: int
-    """Round of the last certificate this node holds."""
+    """Round of the last certificate this node holds, final or tentative."""
+    final_round: int = 0
+    """Round of the last final one; the certificates after it are tentative."""
+    epoch: int = 0
+    """Above 0: so many recoveries have been made."""
+    waiting: str = ""
+    """Why the run cannot go on, not even tentatively, such as `2 of 4 voters heard, 3 needed`; empty: it can."""
+    holds_recovery_key: bool = False
+    recovery: RecoveryView | None = None
+    """None: this node holds no recovery key, or the run can go on."""
     psi_digest: str
     """Of the last certificate's shared modules, in hex."""
     round: RoundView

@@ -12,7 +12,7 @@ from spes_p2p.node.absence import Absence
 from spes_p2p.node.fetching import Holdings, LineWatch, all_unless
 from spes_p2p.node.handover import Successions
 from spes_p2p.node.own_updates import OwnUpdates
-from spes_p2p.node.settle import Since, since, then
+from spes_p2p.node.settle import Since, branch_lost, since, then
 from spes_p2p.node.training import Training
 from spes_p2p.ports import Clock
 from spes_p2p.protocol import effects as fx
@@ -58,6 +58,7 @@ class StateSync:
         self.val_curve: list[tuple[int, float]] = []
         self.blobs_missing = 0
         self._peer = peer
+        self._notify = notify
         self._certificate = newest.certificate
         self._since_loaded = newest.since
         self._since_loading: Since | None = None
@@ -75,9 +76,13 @@ class StateSync:
 
     def adopted(self, effect: fx.Adopt) -> None:
         """A certificate is in the ledger."""
-        before, body = self.head, effect.certificate.body
+        before, body = effect.before or self.head, effect.certificate.body
+        if effect.abandoned:
+            self._leave_branch(before)
+        if effect.head.epoch > before.epoch:
+            self._notify("warning", recovery_text(effect.head))
         self.head, self._certificate, self._holders = effect.head, effect.certificate, effect.holders
-        self.holdings.keeper.note(state_blobs(effect.head), effect.head.round)
+        self._keep((effect.head, *effect.anchors))
         self.updates.adopted(before, effect.head, body)
         self._absence.adopted(before, effect.head, body)
         self._successions.adopted(before, effect)
@@ -92,10 +97,24 @@ class StateSync:
     def went_back(self, effect: fx.GoBack, certificate: Certificate | None) -> None:
         """An earlier head is the newest again. `certificate`: None at genesis."""
         self.head, self._certificate, self._holders = effect.head, certificate, effect.holders
-        self.holdings.keeper.note(state_blobs(effect.head), effect.head.round)
-        self._since_loaded = self._since_loading = None
+        self._keep((effect.head, *effect.anchors))
+        self._leave_branch(effect.head)
         self._overtaken.set()
         self._overtaken = asyncio.Event()
+
+    def _keep(self, heads: Sequence[Head]) -> None:
+        """Keep the blobs of these states as long as those of the newest."""
+        for head in heads:
+            self.holdings.keeper.note(state_blobs(head), self.head.round)
+
+    def _leave_branch(self, fork: Head) -> None:
+        """What was made on the branch after `fork` is void, this peer's residual and masters included."""
+        self._notify("warning", f"round {fork.round}: the tentative rounds after it were left for a better branch")
+        self._since_loaded = branch_lost(fork)
+        if self._since_loading is not None:
+            self._since_loading = branch_lost(fork)
+        self.val_curve = [point for point in self.val_curve if point[0] <= fork.round]
+        self.updates.branch_lost(fork)
 
     def published(self, result: fx.Trained) -> None:
         """An own update is on its way."""
@@ -161,6 +180,14 @@ class StateSync:
         if loss is not None:
             self.val_curve = [*self.val_curve, (head.round, loss)][-_CURVE_POINTS:]
         return await self._successions.take(training, head)
+
+
+def recovery_text(head: Head) -> str:
+    """What a new epoch means, for people."""
+    return (
+        f"epoch {head.epoch} begins after a recovery, with {len(head.state.members)} members: unsafe if those left out "
+        "have gone on by themselves, for then the run has split"
+    )
 
 
 async def _pause(seconds: float) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from spes_p2p.config import RunConfig
 from spes_p2p.errors import LocalStateError, MachineError, NotFiniteError, TrainerError
-from spes_p2p.ids import PeerId
+from spes_p2p.ids import Digest, PeerId
 from spes_p2p.node.trainer_files import CheckpointFiles
 from spes_p2p.node.worker_messages import (
     ExportHandover,
@@ -35,9 +35,10 @@ from spes_p2p.storage.blobs import DiskBlobs
 from spes_p2p.training.data import DEFAULT_MAX_BYTES, TokenStream, data_key, load_corpus
 from spes_p2p.training.handover import export_handover, import_handover
 from spes_p2p.training.heldout import decode_held_out, held_out_hashes
+from spes_p2p.training.own_work import OwnWork
 from spes_p2p.training.publish import StoredPiece, publish
 from spes_p2p.training.selftest import self_test
-from spes_p2p.training.start import StartReader
+from spes_p2p.training.start import NO_BASE, StartReader
 from spes_p2p.training.state import restore_state, save_state
 from spes_p2p.training.tokenizer import ByteTokenizer
 from spes_p2p.training.trainer import RoundStart, StepReport, Trainer, TrainResult
@@ -82,6 +83,7 @@ class TrainerService:
             num_held_out=corpus.num_held_out,
             bounded=corpus.bounded,
             resumed_round=self._trainer.round if resumed else None,
+            resumed_base=Digest(self._trainer.base) if resumed else NO_BASE,
             damaged="; ".join(damaged),
         )
 
@@ -100,6 +102,11 @@ class TrainerService:
                 continue
             return trainer, True, damaged
         return new_trainer(), False, damaged
+
+    @property
+    def own_work(self) -> OwnWork:
+        """What this peer carries from round to round."""
+        return self._trainer.work
 
     def handle(
         self, request: Request, should_stop: Callable[[], bool], on_progress: Callable[[Progress], None]
@@ -129,6 +136,7 @@ class TrainerService:
         reader = StartReader(self._config, self._store, request.spec)
         start = RoundStart(
             round=request.spec.round + 1,
+            base=request.spec.base,
             global_step=request.spec.global_step,
             psi=reader.psi(),
             shards=reader.starts(),

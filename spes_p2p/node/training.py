@@ -119,9 +119,9 @@ class Training:
 
     async def train(self, order: fx.Train) -> fx.Trained:
         """Train the loaded round and put the update into the store. No pieces: there is nothing to give."""
-        nothing = fx.nothing_trained(order.round)
+        nothing = fx.nothing_trained(order.round, order.base)
         loaded = self._loaded
-        if loaded is None or loaded.round != order.round - 1:
+        if loaded is None or loaded.round != order.round - 1 or order.base not in (None, loaded.hash):
             return nothing
         try:
             result = await self._worker.train(order.inner_steps)
@@ -141,6 +141,7 @@ class Training:
             steps=published.num_steps,
             loss_micronats=max(0, round(loss * 1e6)),
             pieces=self._pieces(loaded, published),
+            base=order.base,
         )
 
     def stop(self) -> None:

@@ -27,6 +27,7 @@ from spes_p2p.node.snapshot import (
     PeerView,
     Phase,
     PhaseView,
+    RecoveryView,
     RoundView,
     ShardView,
     UpdateView,
@@ -116,6 +117,7 @@ class View:
     driver: Driver | None = None
     sync: StateSync | None = None
     worker: Worker | None = None
+    holds_recovery_key: bool = False
     waiting_for: str = ""
     """Before the machine runs: what the start waits for."""
     rates: Rates = field(default_factory=Rates)
@@ -136,6 +138,11 @@ class View:
             voter=head is not None and self.peer in head.state.voters,
             leaving=self.is_leaving(),
             certified_round=head.round if head is not None else 0,
+            final_round=head.last_final.round if head is not None else 0,
+            epoch=head.epoch if head is not None else 0,
+            waiting=progress.waiting if progress is not None else "",
+            holds_recovery_key=self.holds_recovery_key,
+            recovery=_recovery(progress),
             psi_digest=head.psi_digest.hex() if head is not None else "",
             round=self._round(progress, sync),
             shards=self._shards(),
@@ -269,6 +276,11 @@ class View:
                     value += psutil.Process(pid).memory_info().rss
             self._memory = (now, value)
         return value
+
+
+def _recovery(progress: Progress | None) -> RecoveryView | None:
+    plan = progress.recovery if progress is not None else None
+    return None if plan is None else RecoveryView(keeps=tuple(map(_text, plan.keeps)), time_left_ms=plan.time_left_ms)
 
 
 def _phases(progress: Progress, training: TrainProgress | None) -> tuple[PhaseView, ...]:

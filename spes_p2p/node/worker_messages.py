@@ -13,7 +13,7 @@ import msgspec
 
 from spes_p2p.ids import Digest
 from spes_p2p.training.own_work import MasterRule, ResidualRule
-from spes_p2p.training.start import StartSpec
+from spes_p2p.training.start import NO_BASE, StartSpec
 
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 16 << 20
@@ -96,6 +96,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """There was more text than `max_data_bytes`."""
     resumed_round: int | None
     """Round of the checkpoint; None: it begins without one."""
+    resumed_base: Digest = NO_BASE
+    """Hash of the certificate that the checkpoint's round starts from."""
     damaged: str = ""
     """What was wrong with checkpoints that could not be used."""
 

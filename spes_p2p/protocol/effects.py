@@ -132,7 +132,8 @@ class HandoverTaken:
 class RecoverWanted:
     """The operator wants a new epoch with these members and this peer, where no quorum answers."""
 
-    keep: tuple[PeerId, ...]
+    keep: tuple[PeerId, ...] | None = None
+    """None: as a recovery that happens by itself would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +256,10 @@ class Adopt:
     """Who is likely to hold the blobs it names."""
     handovers: tuple[tuple[PeerId, Digest, int], ...]
     """(leaver, hand-over blob, its bytes) of the cut."""
+    before: Head | None = None
+    """What the certificate builds on; None: the head that was adopted before."""
+    anchors: tuple[Head, ...] = ()
+    """Older heads whose state may be needed again: its blobs are to be kept as those of `head`."""
     abandoned: tuple[Digest, ...] = ()
     """Tentative certificates that were on this peer's branch and are not before `head`: no longer to be served. What
     they made of this peer's own work is void: residuals become 0, masters the start."""
@@ -267,6 +272,7 @@ class GoBack:
     head: Head
     holders: tuple[PeerId, ...]
     abandoned: tuple[Digest, ...]
+    anchors: tuple[Head, ...] = ()
     """As in `Adopt`."""
 
 

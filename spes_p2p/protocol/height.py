@@ -43,6 +43,12 @@ class Height:
         known = self.branches.get(pinned) if pinned is not None else None
         return known or self.branches.best()
 
+    def anchors(self) -> tuple[Head, ...]:
+        """Certificates whose state may be needed again, however long the branch grows: the final one that the height
+        begins with, and the one that the final voting is bound to."""
+        bound = self.branches.get(self.pinned) if self.pinned is not None else None
+        return (self.branches.trunk, bound) if bound not in (None, self.branches.trunk) else (self.branches.trunk,)
+
     def path(self, head: Head, tip: Head) -> list[tuple[Head, Certificate]]:
         """What to adopt, one after the other, to get from a head to a tip that is not behind it; without `lacking`."""
         own = {known.hash for known in head.branch}

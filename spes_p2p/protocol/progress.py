@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from spes_p2p.ids import PeerId
+from spes_p2p.protocol.rescue import Outlook, Rescue
 from spes_p2p.protocol.wire import ItemKind, Step
 
 if TYPE_CHECKING:
     from spes_p2p.protocol.open_round import OpenRound
+    from spes_p2p.protocol.siding import Siding
 
 PhaseName = Literal["join", "load", "train", "publish", "acknowledge", "aggregate", "vote", "finished"]
 
@@ -44,10 +46,19 @@ class Progress:
     """Whether the tip, or the certificate that is being made, is tentative."""
     waiting: str = ""
     """Why the run cannot go on, not even tentatively; empty: it can."""
+    recovery: Outlook | None = None
+    """What a recovery by this peer would do; None: it holds no key, or the run can go on."""
 
 
-def progress_of(round_: OpenRound, leaving: bool, finished: bool, now_ms: int, halted: str = "") -> Progress:
-    """Look at a round."""
+def progress_of(
+    round_: OpenRound,
+    leaving: bool,
+    finished: bool,
+    now_ms: int,
+    siding: Siding | None = None,
+    rescue: Rescue | None = None,
+) -> Progress:
+    """Look at a round, and at who is heard, if that matters."""
     context, updates, voting = round_.context, round_.updates, round_.voting
     terms = context.terms
     view = max(voting.view, 0)
@@ -86,7 +97,8 @@ def progress_of(round_: OpenRound, leaving: bool, finished: bool, now_ms: int, h
         missing=tuple(peer for peer in sorted(terms.live) if not updates.is_in(peer)) if waiting == _UPDATES else (),
         final_round=terms.head.last_final.round,
         tentative=terms.tentative or not terms.head.is_final,
-        waiting=halted,
+        waiting=siding.halted if siding else "",
+        recovery=rescue.outlook(context, siding.heard(terms), now_ms) if siding and rescue else None,
     )
 
 

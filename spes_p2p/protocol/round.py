@@ -123,7 +123,7 @@ class RoundMachine:
     def progress(self, now_ms: int) -> Progress:
         """How far the open round is, for people."""
         finished = self._wishes.finished(self.head)
-        return progress_of(self._round, self.leaving, finished, now_ms, self._siding.halted)
+        return progress_of(self._round, self.leaving, finished, now_ms, self._siding, self._rescue)
 
     # --- the one entrance --------------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class RoundMachine:
             case fx.HandoverTaken():
                 context.send([event.leaver], HandoverDone(event.round, event.handover))
             case fx.RecoverWanted():
-                self._finish_own(self._rescue.wanted(context, event.keep))
+                self._finish_own(self._rescue.wanted(context, event.keep, self._siding.heard(self.terms)))
             case fx.Tick():
                 pass
             case _:
@@ -249,9 +249,7 @@ class RoundMachine:
         """Close the open round with a verified certificate, of its own tip or of another, and open the next."""
         context = self._round.context
         lost = abandoned(self.head, terms.head)
-        if lost:
-            self._tidings.abandon(terms.head.round)
-        self._tidings.adopted(head, encode(certificate))
+        self._tidings.adopted(self.head, lost, head, encode(certificate))
         if context.me in terms.all_voters:
             receivers = audience_of(terms, certificate, context.me, self._round.joiners())
             context.send(receivers, Decided(head.epoch, head.round, head.hash))
@@ -267,6 +265,8 @@ class RoundMachine:
                 head=head,
                 holders=tuple(peer for peer in terms.members if peer != context.me),
                 handovers=handovers,
+                before=terms.head,
+                anchors=() if head.is_final else self._height.anchors(),
                 abandoned=lost,
             )
         )
@@ -435,13 +435,12 @@ class RoundMachine:
 
     def _go_back(self, tip: Head) -> None:
         """Build on an earlier certificate of this peer's own chain again."""
-        context = self._round.context
         lost = abandoned(self.head, tip)
         carried = [*self._round.updates.slots.values(), *self._height.spent]
-        self._tidings.abandon(tip.round)
+        self._tidings.abandon(self.head, lost)
         self._close()
-        holders = tuple(peer for peer in context.terms.members if peer != context.me)
-        self._effects.append(fx.GoBack(head=tip, holders=holders, abandoned=lost))
+        holders = tuple(peer for peer in self.terms.members if peer != self._signer.peer_id)
+        self._effects.append(fx.GoBack(head=tip, holders=holders, anchors=self._height.anchors(), abandoned=lost))
         self._parked.new_round(height=False)
         self._open(Terms(tip), carried, stash=self._height.stash_of(tip))
         self._greet()

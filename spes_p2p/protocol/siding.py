@@ -99,13 +99,13 @@ class Siding:
             self._candidate = (side, context.now_ms)
         if context.now_ms < self._candidate[1] + _STABLE_RESENDS * self._resend_ms:
             return None
-        reached, needed = f"{len(side)} of {len(terms.all_voters)} voters can be reached", quorum(len(terms.all_voters))
+        reached, needed = f"{len(side)} of {len(terms.all_voters)} voters heard", quorum(len(terms.all_voters))
         if may_go_on(head, side):
             self.halted = ""
-            self._tell(context, "tentative", f"{reached}: going on with tentative certificates until the rest can be")
+            self._tell(context, "tentative", f"{reached}: going on with tentative certificates until the rest is")
             return side
-        self.halted = f"only {reached} and {needed} are needed: this node waits"
-        self._tell(context, "halted", self.halted)
+        self.halted = f"{reached}, {needed} needed"
+        self._tell(context, "halted", f"waiting: {self.halted}")
         return ()
 
     def _tell(self, context: Context, what: str, text: str) -> None:

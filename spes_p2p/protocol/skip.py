@@ -10,15 +10,16 @@ chain up to the certificate that it signed. The tables of the last certificate a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spes_p2p.errors import LocalProtocolError, RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId, RunId
 from spes_p2p.protocol import election
-from spes_p2p.protocol.body import Body
+from spes_p2p.protocol.body import Body, base_of
 from spes_p2p.protocol.certificate import Check, certificate_checks, check_merge_lists, final_ballot
 from spes_p2p.protocol.codec import bits, body_hash
 from spes_p2p.protocol.head import Head, Run, head_after
+from spes_p2p.protocol.params import LATE_ROUNDS
 from spes_p2p.protocol.questions import Waypoint
 from spes_p2p.protocol.state import State, apply_roster_delta, roots, roster_root, voters_of
 from spes_p2p.protocol.wire import NO_DIGEST
@@ -163,12 +164,12 @@ def retrace(anchor: Anchor, path: tuple[Waypoint, ...]) -> tuple[Anchor, tuple[C
 
 def head_at(run: Run, waypoint: Waypoint, state: State) -> Head:
     """The head of a trusted waypoint, from its tables. Raises RemoteProtocolError if they do not match its roots."""
-    before = waypoint.before
-    recent: tuple[tuple[int, Digest], ...] = ((before.round - 1, before.prev), (before.round, body_hash(before)))
-    tip = waypoint.certificate.body.via
-    if tip != NO_DIGEST:
-        recent = ((waypoint.certificate.body.round - 1, tip),)
-    return head_from_tables(run, waypoint.certificate.body, state, recent)
+    body, before = waypoint.certificate.body, waypoint.before
+    recent: tuple[tuple[int, Digest], ...] = ((before.round - 1, base_of(before)), (before.round, body_hash(before)))
+    forked = LATE_ROUNDS if before.via != NO_DIGEST else 0
+    if body.via != NO_DIGEST:
+        recent, forked = ((body.round - 1, body.via),), LATE_ROUNDS + 1
+    return replace(head_from_tables(run, body, state, recent), forked=forked)
 
 
 def head_from_tables(run: Run, body: Body, state: State, recent: tuple[tuple[int, Digest], ...]) -> Head:

@@ -7,7 +7,9 @@ answer    a peer that asks, from memory or, through the shell, from the ledger
 
 from __future__ import annotations
 
-from spes_p2p.ids import PeerId
+from collections.abc import Collection
+
+from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol.announce import CertificatePull
 from spes_p2p.protocol.codec import encode
 from spes_p2p.protocol.context import Context
@@ -50,15 +52,17 @@ class Tidings:
         """A new round is open: nobody has spoken of its certificate."""
         self._pull = CertificatePull(self._resend_ms)
 
-    def adopted(self, head: Head, encoded: bytes) -> None:
-        """A certificate is the tip now."""
+    def adopted(self, before: Head, lost: Collection[Digest], head: Head, encoded: bytes) -> None:
+        """A certificate is the tip now, instead of `before`; `lost`: as in `abandon`."""
+        self.abandon(before, lost)
         self._certificates[head.round], self._chain[head.round] = encoded, head.hash
         self._certificates.pop(head.round - _KEEP_CERTIFICATES, None)
         self._chain.pop(head.round - _KEEP_CERTIFICATES, None)
 
-    def abandon(self, after_round: int) -> None:
-        """Later certificates belong to a branch that is left."""
-        for number in [number for number in self._chain if number > after_round]:
+    def abandon(self, head: Head, lost: Collection[Digest]) -> None:
+        """These certificates on the branch of `head` are left, and so are all after the first of them."""
+        first = min((known.round for known in head.branch if known.hash in lost), default=head.round + 1)
+        for number in [number for number in self._chain if number >= first]:
             del self._chain[number]
             self._certificates.pop(number, None)
 

@@ -18,12 +18,12 @@ class Tips:
         """Who is not asked any more, and why."""
 
     def best(self, above: int) -> tuple[PeerId, Tip] | None:
-        """Whom to follow: the highest claim above a round, of equal ones the lowest peer id. Those who were slow come
-        last, and after the others those who lack certificates right above the round."""
+        """Whom to follow: the highest claim above a round, of the highest epoch, of equal ones the lowest peer id.
+        Those who were slow come last, and after the others those who lack certificates right above the round."""
 
-        def merit(choice: tuple[PeerId, Tip]) -> tuple[bool, bool, int]:
+        def merit(choice: tuple[PeerId, Tip]) -> tuple[bool, int, bool, int]:
             peer, tip = choice
-            return peer not in self._slow, tip.first <= above + 1, tip.round
+            return peer not in self._slow, tip.epoch, tip.first <= above + 1, tip.round
 
         return max(((p, t) for p, t in sorted(self._claims.items()) if t.round > above), key=merit, default=None)
 
@@ -45,8 +45,10 @@ class Tips:
         """Prefer others: this one is slow."""
         self._slow.add(peer)
 
-    def contradicted(self, certified: Mapping[int, Digest]) -> tuple[PeerId, ...]:
-        """Who claims another certificate than the certified one of a round, by peer id."""
+    def contradicted(self, certified: Mapping[tuple[int, int], Digest]) -> tuple[PeerId, ...]:
+        """Who claims another certificate than the certified one of an epoch and round, by peer id."""
         return tuple(
-            peer for peer, tip in sorted(self._claims.items()) if certified.get(tip.round, tip.hash) != tip.hash
+            peer
+            for peer, tip in sorted(self._claims.items())
+            if certified.get((tip.epoch, tip.round), tip.hash) != tip.hash
         )

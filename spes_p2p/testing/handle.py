@@ -45,6 +45,7 @@ def imagined_snapshot(
         voter=True,
         leaving=False,
         certified_round=number - 1,
+        final_round=number - 1,
         psi_digest="cd" * 32,
         round=RoundView(
             number=number,
@@ -149,6 +150,13 @@ class FakeHandle:
         """Remembered in `asked`."""
         self.asked.append("leave")
         self._snapshot = msgspec.structs.replace(self._snapshot, leaving=True)
+
+    def request_recovery(self) -> None:
+        """Remembered in `asked`; a new epoch begins if the snapshot has a plan for it."""
+        self.asked.append("recover")
+        plan, epoch = self._snapshot.recovery, self._snapshot.epoch
+        if plan is not None:
+            self._snapshot = msgspec.structs.replace(self._snapshot, epoch=epoch + 1, recovery=None)
 
     def request_stop(self) -> None:
         """Remembered in `asked`."""

@@ -26,7 +26,8 @@ from spes_p2p.node.create import create_run
 from spes_p2p.node.driver import Driver, Tools
 from spes_p2p.node.files import BLOBS_FOLDER, IDENTITY_FILE, MANIFEST_FILE, TRAINER_FOLDER
 from spes_p2p.node.history import read_manifest
-from spes_p2p.node.resume import drop_damaged
+from spes_p2p.node.recovery import read_recovery_key
+from spes_p2p.node.resume import checkpoint_of, drop_damaged
 from spes_p2p.node.stored import LAST_ROUND
 from spes_p2p.node.trainer_service import TrainerService
 from spes_p2p.node.worker_messages import (
@@ -86,6 +87,9 @@ class TrainerInThread:
         self.trained_rounds: list[int] = []
         """Rounds whose training has begun."""
         self._round = 0
+        self.loads: list[LoadStart] = []
+        self.residuals: list[float] = []
+        """Largest residual after each of `loads`."""
 
     @property
     def ready(self) -> Ready:
@@ -105,6 +109,8 @@ class TrainerInThread:
         """Load the start of a round."""
         started = _expect(await self._ask(request), Started)
         self._round = started.round
+        self.loads.append(request)
+        self.residuals.append(float(abs(self._service.own_work.residual).max()))
         return started
 
     async def train(self, num_inner_steps: int) -> Trained:
@@ -224,13 +230,18 @@ class NodeSwarm:
             blobs=blobs,
             transport=transport,
             trainer=trainer,
-            resumed_round=trainer.ready.resumed_round,
+            checkpoint=checkpoint_of(trainer.ready),
             clock=MonotonicClock(),
             notify=notify,
             changed=self._changed_now,
         )
         tools = await make_tools(stack, base)
-        wishes = Wishes(capacity=capacity, private_seed=identity.seed, invite_signature=self._invitation(identity))
+        wishes = Wishes(
+            capacity=capacity,
+            private_seed=identity.seed,
+            invite_signature=self._invitation(identity),
+            recovery=read_recovery_key(folder, signed.manifest),
+        )
         driver = make_driver(identity, wishes, tools)
         transport.set_message_handler(driver.receive)
         node = self.nodes[name] = SwarmNode(name, driver, trainer, tools, notes)
@@ -261,6 +272,10 @@ class NodeSwarm:
         running = [node for node in self.nodes.values() if not node.running.done()]
         for node in running:
             node.driver.peers_known(tuple(self.identity(other.name).peer_id for other in running if other is not node))
+
+    def cut(self, *islands: list[str]) -> None:
+        """Cut all lines between these groups of nodes."""
+        self.network.partition(*([self.identity(name).peer_id for name in names] for names in islands))
 
     async def kill(self, name: str) -> None:
         """End a node without a word."""

@@ -202,6 +202,17 @@ def certificate_on(terms: Terms, body: Body, voters: Sequence[Identity], merge_l
     return make_certificate(terms, body, 0, votes, merge_lists)
 
 
+def round_of(
+    head: Head, makers: Sequence[Identity], *, tentative: bool = False, trained: bool = False
+) -> tuple[Certificate, Head]:
+    """A round of signs of life, or of updates, of these voters, who make its certificate, and the head after it."""
+    terms = Terms(head, tuple(sorted(maker.peer_id for maker in makers)) if tentative else ())
+    alive = [item_of(alive_of(head, maker)) for maker in makers]
+    cut, items = cut_of(head, trained_items(head, makers) if trained else alive)
+    body = make_body(terms, advance(terms, cut_hash(cut), items, verify), (None,) * NUM_PARTS, b"")
+    return certificate_on(terms, body, makers), next_head(head, body)
+
+
 def follow(head: Head, items: Iterable[Item]) -> Head:
     """The head after a round made of these items."""
     return next_head(head, body_of(head, transition_of(head, items), merge_lists=b"lists"))

@@ -27,12 +27,17 @@ from spes_p2p.training.similarity import decode_lists
 
 Opened = TypeVar("Opened")
 
+NO_BASE = Digest(b"")
+"""Of a start that follows from no certificate."""
+
 
 class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Names everything that the start of a round is made of."""
 
     round: RoundNumber
     """The round whose certificate made this state; the start is that of the round after it."""
+    base: Digest = NO_BASE
+    """Hash of that certificate: two branches may have one of the same round."""
     global_step: int
     parts: tuple[Digest, ...]
     """Blob ids of psi's part results."""

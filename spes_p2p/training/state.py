@@ -25,7 +25,7 @@ from spes_p2p.training.optim import Moments
 from spes_p2p.training.own_work import PendingUpdate
 from spes_p2p.training.trainer import Trainer
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 _NOTE = "spes_trainer_state"
 
 
@@ -36,6 +36,8 @@ class StateNote(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     """Hash of the run's configuration, in hex."""
     round: int
+    base: str
+    """Hash of the certificate that the round starts from, in hex."""
     global_step: int
     owned: tuple[int, ...]
     finite: bool
@@ -62,6 +64,7 @@ def save_state(trainer: Trainer) -> bytes:
         version=STATE_VERSION,
         run=_run_hash(trainer.config),
         round=trainer.round,
+        base=trainer.base.hex(),
         global_step=trainer.global_step,
         owned=trainer.owned,
         finite=trainer.finite,
@@ -92,7 +95,7 @@ def restore_state(trainer: Trainer, data: Bytes) -> None:
 
 
 def _restore(trainer: Trainer, note: StateNote, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
-    trainer.adopt(note.owned, note.round, note.global_step, note.finite)
+    trainer.adopt(note.owned, note.round, bytes.fromhex(note.base), note.global_step, note.finite)
     trainer.model.load(_below("weight/", tensors))
     means, squares = _below("mean/", tensors), _below("square/", tensors)
     trainer.optimizer.load_moments(

@@ -40,6 +40,8 @@ class RoundStart:
 
     round: int
     """The round to train in."""
+    base: bytes = b""
+    """Hash of the certificate that made this start."""
     global_step: int
     psi: Tensors
     shards: Iterable[tuple[int, Tensors]]
@@ -106,6 +108,8 @@ class Trainer:
         self.round = -1
         self.global_step = 0
         self.local_step = 0
+        self.base = b""
+        """Hash of the certificate that the loaded start comes from."""
         self.finite = True
         self._device = torch.device(device)
         self._psi_start: Tensors = {}
@@ -115,11 +119,11 @@ class Trainer:
     def load_start(self, start: RoundStart) -> None:
         """Set psi, all experts, the own masters and the residual for a round.
 
-        For the round that the trainer already is in (after a restart from its checkpoint) masters and residual stay
-        as they are: the rules were applied before the checkpoint. Raises ValueError if a shard of the run is missing
+        For the start that the trainer already has (after a restart from its checkpoint) masters and residual stay as
+        they are: the rules were applied before the checkpoint. Raises ValueError if a shard of the run is missing
         or a tensor does not fit; the trainer must then not train.
         """
-        again = start.round == self.round and self.finite
+        again = (start.round, start.base) == (self.round, self.base) and self.finite
         self._psi_start = {}
         kept_owned = set(self.owned) & set(start.owned)
         remainders = {shard: self.work.remainder(start.accepted_update, shard) for shard in start.owned}
@@ -141,12 +145,13 @@ class Trainer:
         self.model.load(start.psi)
         self._psi_start = {name: values.copy() for name, values in start.psi.items()}
         self.round, self.global_step, self.local_step = start.round, start.global_step, 0
+        self.base = start.base
         self.finite = True
 
-    def adopt(self, owned: Sequence[int], round_number: int, global_step: int, finite: bool) -> None:
+    def adopt(self, owned: Sequence[int], round_number: int, base: bytes, global_step: int, finite: bool) -> None:
         """Take over the bookkeeping of a checkpoint, before its tensors are loaded; `load_start` must follow."""
         self._set_owned(owned)
-        self.round, self.global_step, self.finite = round_number, global_step, finite
+        self.round, self.base, self.global_step, self.finite = round_number, base, global_step, finite
 
     def _set_owned(self, shards: Sequence[int]) -> None:
         self.owned = tuple(sorted(shards))

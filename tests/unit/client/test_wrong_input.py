@@ -148,11 +148,11 @@ def test_folder_of_another_run_is_not_taken_over(spes_p2p: Run, tmp_path: Path) 
     assert sorted(path.name for path in folder.iterdir()) == ["link", "run.manifest"]
 
 
-@pytest.mark.parametrize("command", ["status", "leave"])
+@pytest.mark.parametrize("command", ["status", "leave", "run recover"])
 def test_a_node_that_does_not_run_ends_with_3(spes_p2p: Run, tmp_path: Path, command: str) -> None:
-    refused(spes_p2p(command), 3, "no node runs in")
-    refused(spes_p2p(command, "--data-dir", tmp_path / "nothing"), 2, "no such folder")
-    refused(spes_p2p(command, "--run", "ab12"), 2, "has not joined such a run")
+    refused(spes_p2p(*command.split()), 3, "no node runs in")
+    refused(spes_p2p(*command.split(), "--data-dir", tmp_path / "nothing"), 2, "no such folder")
+    refused(spes_p2p(*command.split(), "--run", "ab12"), 2, "has not joined such a run")
 
 
 def test_a_damaged_identity_is_left_alone_and_ends_with_6(spes_p2p: Run, tmp_path: Path) -> None:

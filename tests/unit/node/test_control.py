@@ -42,10 +42,13 @@ async def test_snapshot_arrives_unchanged(handle: FakeHandle, address: ControlAd
     assert await asyncio.to_thread(read_snapshot, tmp_path) == handle.snapshot()
 
 
-async def test_leave_and_stop_reach_the_node(handle: FakeHandle, address: ControlAddress, tmp_path: Path) -> None:
+async def test_leave_recovery_and_stop_reach_the_node(
+    handle: FakeHandle, address: ControlAddress, tmp_path: Path
+) -> None:
     await asyncio.to_thread(control_client.request_leave, tmp_path)
+    await asyncio.to_thread(control_client.request_recovery, tmp_path)
     await asyncio.to_thread(control_client.request_stop, tmp_path)
-    assert handle.asked == ["leave", "stop"]
+    assert handle.asked == ["leave", "recover", "stop"]
 
 
 async def test_stream_carries_old_and_new_log_lines_and_changed_snapshots(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import msgspec
+
 from spes_p2p.ids import RoundNumber
-from spes_p2p.node.own_updates import KEPT, OwnUpdates
+from spes_p2p.node.own_updates import BRANCH_LOST, KEPT, OwnUpdates
 from spes_p2p.protocol.head import Head, next_head
+from spes_p2p.protocol.state import State
 from spes_p2p.protocol.statements import Item
 from spes_p2p.protocol.wire import RefusalReason
 from spes_p2p.storage.ledger import Ledger, OwnUpdate
@@ -127,7 +132,52 @@ def test_verdict_that_a_crash_cut_off_is_given_at_the_next_start(ledger: Ledger)
 def test_memory_holds_the_newest_updates_and_the_sum_of_all(ledger: Ledger) -> None:
     for number in range(2, KEPT + 12):
         ledger.record_update(OwnUpdate(round=RoundNumber(number), verdict="accepted", tokens=10))
-    updates = own(ledger, cases.owned_head(FOUNDERS))
+    head = cases.owned_head(FOUNDERS)
+    roster = tuple(msgspec.structs.replace(row, base_round=KEPT + 11) for row in head.state.roster)
+    state = State(roster, head.state.leases, head.state.shards)
+    updates = own(ledger, dataclasses.replace(head, round=KEPT + 11, state=state))
     assert updates.tokens_certified == 10 * (KEPT + 10)
     assert [number for number, _ in verdicts(updates)] == list(range(12, KEPT + 12))
     assert [update.round for update in updates.latest(2)] == [KEPT + 10, KEPT + 11]
+
+
+def test_update_of_a_lost_branch_counts_no_more_unless_it_is_accepted_late(ledger: Ledger) -> None:
+    fork = cases.owned_head(FOUNDERS)
+    notes: list[str] = []
+    updates = own(ledger, fork, notes)
+    updates.published(fork.round + 1, 640)
+    item = mine(fork)
+    adopt(updates, fork, [item])
+    assert updates.tokens_certified == 640
+    updates.branch_lost(fork)
+    assert verdicts(updates) == [(2, BRANCH_LOST)]
+    assert updates.tokens_certified == 0
+    assert any("update of round 2 was branch lost" in note for note in notes)
+    other = adopt(updates, fork, silence(fork))
+    assert verdicts(updates) == [(2, BRANCH_LOST)]
+    again = own(ledger, other)
+    adopt(again, other, [item])
+    assert verdicts(again) == [(2, "accepted late")]
+    assert again.tokens_certified == 640
+
+
+def test_update_of_a_lost_branch_stays_lost_once_it_is_too_late(ledger: Ledger) -> None:
+    head = cases.owned_head(FOUNDERS)
+    updates = own(ledger, head)
+    updates.published(head.round + 1, 640)
+    adopt(updates, head, [mine(head)])
+    updates.branch_lost(head)
+    for _ in range(3):
+        head = adopt(updates, head, silence(head))
+    assert verdicts(updates) == [(2, BRANCH_LOST)]
+    assert verdicts(own(ledger, head)) == [(2, BRANCH_LOST)]
+
+
+def test_loss_that_a_crash_kept_from_the_verdicts_is_found_at_the_start(ledger: Ledger) -> None:
+    fork = cases.owned_head(FOUNDERS)
+    updates = own(ledger, fork)
+    updates.published(fork.round + 1, 640)
+    adopt(updates, fork, [mine(fork)])
+    again = own(ledger, fork)
+    assert verdicts(again) == [(2, BRANCH_LOST)]
+    assert again.tokens_certified == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from spes_p2p.ids import RoundNumber
-from spes_p2p.node.resume import drop_damaged, resume
+from spes_p2p.node.resume import Checkpoint, drop_damaged, resume
 from spes_p2p.protocol.codec import body_hash, encode
 from spes_p2p.protocol.head import Head, next_head
 from spes_p2p.protocol.statements import Item
@@ -39,6 +39,10 @@ def history(ledger: Ledger) -> list[Head]:
     return heads
 
 
+def checkpoint(head: Head) -> Checkpoint:
+    return Checkpoint(round=head.round + 1, base=head.hash)
+
+
 def test_empty_ledger_begins_at_genesis(ledger: Ledger) -> None:
     genesis = cases.genesis_of(FOUNDERS)
     begin = resume(ledger, genesis, None, ME.peer_id).newest()
@@ -56,7 +60,7 @@ def test_node_begins_at_the_newest_certificate(ledger: Ledger) -> None:
 
 def test_checkpoint_of_an_older_round_gets_what_happened_since(ledger: Ledger) -> None:
     heads = history(ledger)
-    since = resume(ledger, heads[0], heads[1].round + 1, ME.peer_id).newest().since
+    since = resume(ledger, heads[0], checkpoint(heads[1]), ME.peer_id).newest().since
     assert since is not None
     assert since.before == heads[1]
     assert (since.accepted_update, since.kept_parts) == (2, (2,))
@@ -64,7 +68,7 @@ def test_checkpoint_of_an_older_round_gets_what_happened_since(ledger: Ledger) -
 
 def test_checkpoint_of_the_newest_round_has_nothing_to_catch_up_with(ledger: Ledger) -> None:
     heads = history(ledger)
-    since = resume(ledger, heads[0], heads[-1].round + 1, ME.peer_id).newest().since
+    since = resume(ledger, heads[0], checkpoint(heads[-1]), ME.peer_id).newest().since
     assert since is not None
     assert (since.before, since.accepted_update, since.named) == (heads[-1], None, False)
 

@@ -78,7 +78,7 @@ async def test_training_waits_for_its_start() -> None:
     scripted.rounds.load()
     scripted.state_here.set()
     await scripted.settle()
-    assert scripted.given == [fx.StateReady(round=ORDER.round)]
+    assert scripted.given == [fx.StateReady(round=ORDER.round, head=HEAD.hash)]
     scripted.rounds.train(ORDER)
     await scripted.settle()
     assert scripted.events == ["state 1"]
@@ -142,7 +142,7 @@ async def test_load_that_was_overtaken_does_not_reach_the_trainer() -> None:
     scripted.state_here.set()
     scripted.loaded.set()
     await scripted.settle()
-    assert scripted.given == [fx.StateReady(round=LATER.round)]
+    assert scripted.given == [fx.StateReady(round=LATER.round, head=NEXT.hash)]
     assert scripted.events == ["state 1", "state 2", "loaded"]
 
 
@@ -186,3 +186,22 @@ async def test_nothing_is_trained_once_training_is_finished() -> None:
     scripted.rounds.train(LATER)
     await scripted.settle()
     assert scripted.given[-1] == fx.nothing_trained(LATER.round)
+
+
+async def test_training_on_a_branch_that_is_left_ends_and_gives_nothing_and_that_on_the_new_one_begins() -> None:
+    scripted = Scripted()
+    scripted.state_here.set()
+    scripted.loaded.set()
+    scripted.head = NEXT
+    scripted.rounds.load()
+    scripted.rounds.train(LATER)
+    await scripted.settle()
+    assert scripted.events[-1] == "train 3"
+    scripted.head = HEAD  # an earlier round again
+    scripted.rounds.abandon()
+    scripted.rounds.load()
+    scripted.rounds.train(ORDER)
+    await scripted.settle()
+    assert fx.nothing_trained(LATER.round, LATER.base) in scripted.given
+    assert [event for event in scripted.events if event.startswith("published")] == ["published 2"]
+    assert scripted.rounds.num_published == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from spes_p2p.ids import Digest
-from spes_p2p.node.settle import Since, accepted_base, own_updates, settle, since, start_spec, then
+from spes_p2p.node.settle import Since, accepted_base, branch_lost, own_updates, settle, since, start_spec, then
 from spes_p2p.protocol.head import Head, next_head
 from spes_p2p.protocol.messages import Manifest, Signed
 from spes_p2p.protocol.statements import Item
@@ -124,3 +124,12 @@ def test_start_of_a_round_names_the_rows_of_the_head() -> None:
     assert spec.parts == head.parts
     assert spec.shards[0] == tuple((share.blob, share.tokens) for share in head.state.shards[0].blobs)
     assert spec.receivers == ()
+
+
+def test_a_lost_branch_leaves_neither_residual_nor_masters_whatever_is_accepted_afterwards() -> None:
+    _, head = begin()
+    update = cases.update_of(head, ME)
+    so_far, after = go_on(branch_lost(head), head, [accepted_item(update)])
+    rules = settle(so_far, after, ME.peer_id, {head.round + 1: blobs_of(update)})
+    assert (rules.masters, rules.residual, rules.accepted_update) == ({}, "zero", None)
+    assert rules.owned == after.state.shards_of(ME.peer_id)

@@ -6,7 +6,7 @@ import pytest
 
 from spes_p2p.errors import LocalStateError
 from spes_p2p.ids import RoundNumber
-from spes_p2p.node.resume import resume
+from spes_p2p.node.resume import Checkpoint, resume
 from spes_p2p.node.stored import TABLES_EVERY, Jump, Step, StoredChain, entry_of, tables_of, walk
 from spes_p2p.protocol.codec import decode_certificate, encode
 from spes_p2p.storage.ledger import Gap, Ledger
@@ -25,6 +25,11 @@ def chain_of(num_voters: int, num_rounds: int) -> MadeChain:
 CHAIN = chain_of(4, ROUNDS)
 CERTIFICATES = [decode_certificate(data) for data in CHAIN.certificates]
 ME = CHAIN.genesis.state.members[0]
+
+
+def at(number: int) -> Checkpoint:
+    """Of a trainer that has loaded what a round made."""
+    return Checkpoint(round=number + 1, base=CHAIN.heads[number].hash)
 
 
 def skip(ledger: Ledger, from_round: int, to_round: int) -> None:
@@ -68,16 +73,16 @@ def test_a_walk_steps_and_jumps(ledger: Ledger) -> None:
 def test_a_checkpoint_from_before_a_gap_is_of_no_use(ledger: Ledger) -> None:
     store(ledger, CHAIN.genesis, CERTIFICATES[:2])
     skip(ledger, 2, 20)
-    begin = resume(ledger, CHAIN.genesis, 3, ME).newest()
+    begin = resume(ledger, CHAIN.genesis, at(2), ME).newest()
     assert (begin.head, begin.certificate, begin.since) == (CHAIN.heads[20], CERTIFICATES[19], None)
-    begin = resume(ledger, CHAIN.genesis, 21, ME).newest()
+    begin = resume(ledger, CHAIN.genesis, at(20), ME).newest()
     assert begin.since is not None and begin.since.before == CHAIN.heads[20]
 
 
 def test_a_long_ledger_is_resumed_from_its_tables_and_the_checkpoint_gets_what_happened_since(ledger: Ledger) -> None:
     store(ledger, CHAIN.genesis, CERTIFICATES)
     me = CHAIN.head.state.members[0]
-    begin = resume(ledger, CHAIN.genesis, 70, me).newest()
+    begin = resume(ledger, CHAIN.genesis, at(69), me).newest()
     assert (begin.head, begin.certificate) == (CHAIN.head, CERTIFICATES[-1])
     assert begin.since is not None and begin.since.before == CHAIN.heads[69]
     assert resume(ledger, CHAIN.genesis, None, me).newest().since is None

@@ -61,7 +61,7 @@ def test_a_voter_goes_on_with_those_it_hears_once_the_others_were_silent_for_the
     assert voter.notes() == []
     voter.pass_time(3_000, [FRIEND], [ME, FRIEND])
     assert voter.machine.terms.side == TWO
-    assert voter.notes() == ["2 of 4 voters can be reached: going on with tentative certificates until the rest can be"]
+    assert voter.notes() == ["2 of 4 voters heard: going on with tentative certificates until the rest is"]
     assert voter.machine.progress(voter.now_ms).tentative
     voters = HEAD.state.voters
     _, last = voter.sides_sent()[-1]
@@ -76,18 +76,16 @@ def test_a_voter_on_another_tip_is_not_on_the_side() -> None:
         voter.pass_time(500)
         voter.hear(FRIEND, side_of(HEAD, FRIEND, [ME, FRIEND], tip=tip))
     assert voter.machine.terms.side == ()
-    assert voter.machine.progress(voter.now_ms).waiting == (
-        "only 1 of 4 voters can be reached and 3 are needed: this node waits"
-    )
+    assert voter.machine.progress(voter.now_ms).waiting == ("1 of 4 voters heard, 3 needed")
     assert any(isinstance(message, TipAsk) and to == FRIEND.peer_id for to, message in voter.sent())
 
 
 def test_one_alone_of_four_waits_and_says_so_once_until_it_hears_a_quorum() -> None:
     voter = OneMachine(HEAD, ME)
     voter.pass_time(2 * WAIT_MS)
-    text = "only 1 of 4 voters can be reached and 3 are needed: this node waits"
+    text = "1 of 4 voters heard, 3 needed"
     assert voter.machine.progress(voter.now_ms).waiting == text
-    assert voter.notes() == [text]
+    assert voter.notes() == [f"waiting: {text}"]
     assert voter.machine.terms.side == ()
     for peer in (FRIEND, THIRD):
         voter.hear(peer, side_of(HEAD, peer, [ME, FRIEND, THIRD]))
@@ -141,9 +139,7 @@ def test_after_the_last_tentative_certificate_that_may_be_the_side_waits() -> No
     voter.settle()
     voter.pass_time(WAIT_MS, [FRIEND], [ME, FRIEND])
     assert voter.machine.terms.side == ()
-    assert voter.machine.progress(voter.now_ms).waiting == (
-        "only 2 of 4 voters can be reached and 3 are needed: this node waits"
-    )
+    assert voter.machine.progress(voter.now_ms).waiting == ("2 of 4 voters heard, 3 needed")
 
 
 # --- what is kept for another ballot ---------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_a_slow_peer_comes_last_but_is_not_forgotten() -> None:
 
 def test_who_claims_another_certificate_than_the_certified_one_is_found() -> None:
     tips = Tips({ADA: tip(5), BEN: tip(5, "fork"), CLEO: tip(6)})
-    assert tips.contradicted({4: tip(4).hash, 5: tip(5).hash}) == (BEN,)
+    assert tips.contradicted({(0, 4): tip(4).hash, (0, 5): tip(5).hash}) == (BEN,)
 
 
 def test_who_lacks_the_certificates_right_above_comes_after_those_who_have_them() -> None:

@@ -221,6 +221,19 @@ def test_loading_the_same_round_again_applies_no_rule_twice():
     assert np.array_equal(trainer.work.residual, residual)
 
 
+def test_the_same_round_on_another_branch_applies_its_own_rules():
+    trainer, _ = published()
+    trainer.load_start(
+        replace(next_round(trainer, masters={0: "keep"}, residual="advance", accepted_update=1), base=b"A")
+    )
+    assert np.abs(trainer.work.residual).max() > 0
+    trainer.load_start(replace(next_round(trainer, residual="zero"), round=2, base=b"B"))
+    assert np.abs(trainer.work.residual).max() == 0
+    assert trainer.work.pending == {}
+    assert same(trainer.trained(0), dict(genesis_shards(CONFIG))[0])
+    assert trainer.base == b"B"
+
+
 def test_publishing_stores_every_piece_with_its_norm():
     trainer, store = started((0, 2)), MemoryBlobs()
     trainer.train(1)
