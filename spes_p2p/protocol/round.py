@@ -1,9 +1,8 @@
 """`RoundMachine`: one peer's part in a run, round after round.
 
-Theory of operation. The machine is given messages, results of local work and the time (`handle`), and returns effects;
-`deadline_ms` says when it wants to be called again at the latest. It never waits, reads no clock and owns no thread.
-All sets and roles of a round follow from the previous certificate (`head.Terms`). A round is open from the adoption of
-one certificate to the next:
+The machine is given messages, results of local work and the time (`handle`), and returns effects; `deadline_ms` says
+when it wants to be called again at the latest. It never waits, reads no clock and owns no thread. All sets and roles of
+a round follow from the previous certificate (`head.Terms`). A round is open from one adoption to the next:
 
     phase        begins with                                   ends with
     load         adoption                                      StateReady: the state is on disk
