@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from spes_p2p.client.cli import run
@@ -195,6 +196,23 @@ def test_what_is_in_the_file_is_not_played_again_and_a_failure_in_it_counts(tmp_
     arguments = ["simulate", "--peers", "2", "--rounds", "2", "--resume", str(file)]
     assert run(arguments) == 1
     assert run([*arguments, "--faults", "loss"]) == 2
+
+
+def test_workers_end_with_the_process_that_asked_for_the_seeds() -> None:
+    command = [sys.executable, "-m", "spes_p2p.client", "simulate", "--faults", "all", "--seeds", "500", "--jobs", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    parent = psutil.Process(process.pid)
+    workers: list[psutil.Process] = []
+    for _ in range(1200):
+        workers = [child for child in parent.children(recursive=True) if child.parent() != parent]
+        if len(workers) >= 2:
+            break
+        psutil.wait_procs([parent], timeout=0.05)
+    process.kill()
+    process.wait()
+    assert len(workers) >= 2
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert alive == []
 
 
 def test_an_error_of_any_kind_is_a_violation() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -61,7 +63,7 @@ def play_all(campaign: Campaign, finished: Callable[[Outcome], None]) -> list[Ou
     seeds = range(campaign.first_seed, campaign.first_seed + campaign.num_seeds)
     outcomes = [done[seed] for seed in seeds if seed in done]
     context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(campaign.num_jobs, mp_context=context) as pool:
+    with ProcessPoolExecutor(campaign.num_jobs, mp_context=context, initializer=_end_with_parent) as pool:
         running = {pool.submit(play_seed, campaign, seed): seed for seed in seeds if seed not in done}
         for future in as_completed(running):
             outcome = _outcome(campaign, running[future], future)
@@ -71,6 +73,18 @@ def play_all(campaign: Campaign, finished: Callable[[Outcome], None]) -> list[Ou
             outcomes.append(outcome)
             finished(outcome)
     return sorted(outcomes, key=lambda outcome: outcome.seed)
+
+
+def _end_with_parent() -> None:
+    """In a worker: end when the process that asked for the seeds has ended, however it did."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+
+        def watch() -> None:
+            parent.join()
+            os._exit(1)
+
+        threading.Thread(target=watch, daemon=True).start()
 
 
 def _outcome(campaign: Campaign, seed: int, future: Future[Outcome]) -> Outcome:
