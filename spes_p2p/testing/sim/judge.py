@@ -3,8 +3,8 @@
     a round      training, then three times the transfer budget and the time-outs of the open view and f more, 4 delays
     one tip      the next final round is at most the second one after healing; who runs has adopted the second final
                  one within one more bound
-    late work    an update of a branch that was left, on a certificate that was not, is in one of the two final
-                 certificates from then on, if both are early enough for it
+    late work    an update of a branch that was left, on a certificate that was not, is in one of the three final
+                 certificates, if all of them are early enough for it
     vacant       no shard is without an owner for three rounds while a member has room
     receipted    an update whose receipt its author held is in one of the two certificates from then on, unless a newer
                  one of the same peer is
@@ -190,9 +190,9 @@ class Judge:
                 continue
             for author, update in rules.authors(head.base, monitor.certificates[head.hash].body, ItemKind.UPDATE):
                 manifest = monitor.manifests[update][1]
-                early = manifest.round >= finals[1].round - LATE_ROUNDS and manifest.prev in chain
+                early = manifest.round >= finals[-1].round - LATE_ROUNDS and manifest.prev in chain
                 expected = author in {peer.peer_id for peer in self._expected()}
-                if early and expected and not any(self._served(f, author, update, manifest.round) for f in finals[:2]):
+                if early and expected and not any(self._served(f, author, update, manifest.round) for f in finals):
                     found.append(f"the update of {monitor.name(author)} of round {manifest.round} did not enter late")
         return found
 
