@@ -229,11 +229,14 @@ def test_wrong_arguments_are_named(arguments: list[str], capsys: pytest.CaptureF
     assert arguments[0] in capsys.readouterr().err
 
 
-def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:
-    command = [sys.executable, "-m", "spes_p2p.client", "simulate", "--peers", "5", "--faults", "all", "--seed", "7"]
+@pytest.mark.parametrize(
+    "drawn", [["--peers", "5", "--seed", "7", "--rounds", "4"], ["--seed", "3"]], ids=["five", "put out together"]
+)
+def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed(drawn: list[str]) -> None:
+    command = [sys.executable, "-m", "spes_p2p.client", "simulate", "--faults", "all", *drawn]
     traces = {
         subprocess.run(
-            [*command, "--rounds", "4", "--trace"],
+            [*command, "--trace"],
             env=os.environ | {"PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,

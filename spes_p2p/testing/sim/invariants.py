@@ -271,7 +271,7 @@ class Monitor:
     def _check_evictions(self, before: Head, head: Head, body: Body) -> None:
         leaving = {author for author, _ in rules.authors(before, body, ItemKind.LEAVE)}
         accused = {self._proofs.get(proof) for _, proof in rules.authors(before, body, ItemKind.EVIDENCE)}
-        for peer in set(before.state.members) - set(head.state.members):
+        for peer in sorted(set(before.state.members) - set(head.state.members)):
             if peer in accused:
                 self.evicted[peer] = head.round, "evidence"
                 if self._swarm.peers[peer].watched:
