@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
+
+from spes_p2p.errors import UsageError
 
 SHORT_PEER_CHARACTERS = 8
 
@@ -22,6 +25,30 @@ def complain(text: str) -> None:
 def say_json(value: Any) -> None:
     """One JSON document on standard output; keys in their given order."""
     say(json.dumps(value, indent=2))
+
+
+def prepare_json_file(json_file: Path | None) -> None:
+    """Make the folder of a `--json FILE` before the work: minutes of it must not end with a file that cannot be
+    written. Raises UsageError."""
+    if json_file is None:
+        return
+    try:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UsageError(f"--json {json_file}: {json_file.parent} is a file, not a folder") from error
+    except OSError as error:
+        raise UsageError(f"--json {json_file}: {error.strerror}") from error
+    if json_file.is_dir():
+        raise UsageError(f"--json {json_file}: is a folder; name a file")
+
+
+def write_json(json_file: Path, value: Any) -> None:
+    """What `--json FILE` asks for: one JSON document. Raises MachineError if the disk is full or refuses."""
+    # fsync and rename are worth their import only where something is written
+    from spes_p2p.storage.atomic import disk_errors
+
+    with disk_errors(json_file.parent):
+        json_file.write_text(json.dumps(value, indent=2) + "\n")
 
 
 def short_peer(peer: str) -> str:

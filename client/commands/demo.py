@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import shutil
 import signal
 import sys
@@ -14,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spes_p2p.client.output import bytes_text, complain, say
+from spes_p2p.client.output import bytes_text, complain, prepare_json_file, say, write_json
 from spes_p2p.errors import UsageError
 from spes_p2p.storage.atomic import disk_errors
 
@@ -39,31 +38,17 @@ def demo(
 
     Needs nothing but Python and a few minutes. In a terminal, the terminal UI shows one peer; 1 to 9 switch.
     """
-    _refuse_missing_folder(json)
+    prepare_json_file(json)
     folder = _prepare_folder(directory)
     try:
         with disk_errors(folder):
             figures = _run(folder, peers, rounds, headless=headless, baseline=baseline)
         if json is not None:
-            json.write_text(json_module.dumps(figures, indent=2) + "\n")
+            write_json(json, figures)
         _say_summary(figures, folder if directory is not None else None, json)
     finally:
         if directory is None:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _refuse_missing_folder(json: Path | None) -> None:
-    """Minutes of work must not end with a file that cannot be written."""
-    if json is None:
-        return
-    try:
-        json.parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise UsageError(f"--json {json}: {json.parent} is a file, not a folder") from error
-    except OSError as error:
-        raise UsageError(f"--json {json}: {error.strerror}") from error
-    if json.is_dir():
-        raise UsageError(f"--json {json}: is a folder; name a file")
 
 
 def _prepare_folder(directory: Path | None) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 
 from spes_p2p.client import folders
 from spes_p2p.client.commands.options import DataDir, Json, Run
-from spes_p2p.client.output import say, say_json, short_peer
+from spes_p2p.client.output import prepare_json_file, say, say_json, short_peer, write_json
 from spes_p2p.client.settings import choose, from_flags
 from spes_p2p.crypto import peer_text
 from spes_p2p.errors import LocalStateError
@@ -88,17 +87,14 @@ def verify(
     Ends with exit code 6, and a line that names the round, if a byte was changed, a certificate is missing, or it is of
     another run. Works with and without a running node.
     """
+    prepare_json_file(json)
     choices = choose(from_flags(data_dir=data_dir, run=run))
     from spes_p2p.node.audit import audit
 
     folder = folders.find_folder(choices.data_dir, choices.run)
     found = audit(folder)
     if json is not None:
-        # fsync and rename are worth their import only where something is written
-        from spes_p2p.storage.atomic import disk_errors
-
-        with disk_errors(json.parent):
-            json.write_text(json_module.dumps(audit_json(found), indent=2) + "\n")
+        write_json(json, audit_json(found))
     for line in audit_lines(found):
         say(line)
     if found.problem is not None:

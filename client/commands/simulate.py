@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_module
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spes_p2p.client.output import bytes_text, complain, say
+from spes_p2p.client.output import bytes_text, complain, say, write_json
 from spes_p2p.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def simulate(
     outcomes = _play(campaign, trace)
     figures = summary(outcomes)
     if json is not None:
-        json.write_text(json_module.dumps(figures, indent=2) + "\n")
+        write_json(json, figures)
     _say_table(figures)
     for failure in figures["failures"]:
         for text in (*failure["violations"], *failure["stuck"]):

@@ -13,9 +13,10 @@ from spes_p2p.crypto import peer_text
 from spes_p2p.errors import LocalStateError, RemoteProtocolError
 from spes_p2p.node.files import LEDGER_FILE, MANIFEST_FILE
 from spes_p2p.node.stored import Step, walk, walk_to_tip
-from spes_p2p.protocol.body import Body, Certificate
+from spes_p2p.protocol.body import Certificate
+from spes_p2p.protocol.certificate import certificate_terms
 from spes_p2p.protocol.codec import bits, decode_signed_run
-from spes_p2p.protocol.head import Head, Terms, genesis_head, side_of
+from spes_p2p.protocol.head import Head, genesis_head
 from spes_p2p.protocol.messages import RunManifest, SignedRun
 from spes_p2p.protocol.params import PieceSizes
 from spes_p2p.protocol.wire import ItemKind, RefusalReason
@@ -108,10 +109,6 @@ def read_gaps(data_dir: Path) -> tuple[tuple[int, int], ...]:
         ledger.close()
 
 
-def _terms(before: Head, body: Body) -> Terms:
-    return Terms(before) if body.final else Terms(before, side_of(before, body.side))
-
-
 def _record(before: Head, certificate: Certificate, after: Head) -> RoundRecord:
     body = certificate.body
     superseded = {remark.entry for remark in body.refused if remark.reason is RefusalReason.SUPERSEDED}
@@ -119,7 +116,7 @@ def _record(before: Head, certificate: Certificate, after: Head) -> RoundRecord:
     return RoundRecord(
         round=body.round,
         view=certificate.view,
-        leader="" if body.epoch > before.epoch else peer_text(_terms(before, body).leader(certificate.view)),
+        leader="" if body.epoch > before.epoch else peer_text(certificate_terms(before, body).leader(certificate.view)),
         epoch=body.epoch,
         final=body.final,
         updates=len([place for place in updates if place not in superseded]),

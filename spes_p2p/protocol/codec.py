@@ -25,6 +25,7 @@ MAX_MESSAGE_BYTES = 4 << 20
 FLOAT_BYTES = 8
 
 M = TypeVar("M", bound=Wire)
+Found = TypeVar("Found")
 
 ENCODER = msgspec.msgpack.Encoder()
 _message_decoder = msgspec.msgpack.Decoder(Message)
@@ -35,9 +36,12 @@ def encode(message: Wire) -> bytes:
     return ENCODER.encode(message)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Message], data: bytes, sender: PeerId | None) -> Message:
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise RemoteProtocolError(sender, f"message of {len(data)} bytes is larger than {MAX_MESSAGE_BYTES}")
+def decode_canonical(
+    decoder: msgspec.msgpack.Decoder[Found], data: bytes, sender: PeerId | None, max_bytes: int = MAX_MESSAGE_BYTES
+) -> Found:
+    """What canonical bytes say. Raises RemoteProtocolError for anything else, and for more than `max_bytes`."""
+    if len(data) > max_bytes:
+        raise RemoteProtocolError(sender, f"message of {len(data)} bytes is larger than {max_bytes}")
     try:
         message = decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -53,7 +57,7 @@ Decoder: TypeAlias = Callable[[bytes, PeerId | None], Message]
 
 def decode(data: bytes, sender: PeerId | None = None) -> Message:
     """Message of canonical bytes. Raises RemoteProtocolError for anything else. Signatures are not checked."""
-    return _decode(_message_decoder, data, sender)
+    return decode_canonical(_message_decoder, data, sender)
 
 
 def decode_as(kind: type[M], data: bytes, sender: PeerId | None = None) -> M:

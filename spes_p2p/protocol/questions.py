@@ -6,7 +6,7 @@ are checked against what the asker trusts already; nobody is believed.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -14,7 +14,7 @@ from msgspec import Meta
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.ids import PeerId
 from spes_p2p.protocol.body import Body, Certificate
-from spes_p2p.protocol.codec import ENCODER, MAX_MESSAGE_BYTES
+from spes_p2p.protocol.codec import decode_canonical
 from spes_p2p.protocol.state import RosterRow, State
 from spes_p2p.protocol.wire import Count, Hash, Wire
 
@@ -75,7 +75,6 @@ class Tables(Wire, frozen=True, tag="tables!"):
 Question: TypeAlias = TipQuestion | CertificatesQuestion | WaypointQuestion | TablesQuestion
 Answer: TypeAlias = Tip | Waypoint | Tables
 
-Found = TypeVar("Found")
 
 _question_decoder = msgspec.msgpack.Decoder(Question)
 _answer_decoder = msgspec.msgpack.Decoder(Answer)
@@ -83,12 +82,12 @@ _answer_decoder = msgspec.msgpack.Decoder(Answer)
 
 def decode_question(data: bytes, sender: PeerId | None = None) -> Question:
     """Question of canonical bytes. Raises RemoteProtocolError for anything else."""
-    return _decode(_question_decoder, data, MAX_QUESTION_BYTES, sender)
+    return decode_canonical(_question_decoder, data, sender, MAX_QUESTION_BYTES)
 
 
 def decode_answer(data: bytes, sender: PeerId | None = None) -> Answer:
     """Answer of canonical bytes. Raises RemoteProtocolError for anything else."""
-    return _decode(_answer_decoder, data, MAX_MESSAGE_BYTES, sender)
+    return decode_canonical(_answer_decoder, data, sender)
 
 
 def decode_state(data: bytes) -> State:
@@ -97,15 +96,3 @@ def decode_state(data: bytes) -> State:
     if not isinstance(answer, Tables):
         raise RemoteProtocolError(None, "malformed tables")
     return answer.state
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[Found], data: bytes, max_bytes: int, sender: PeerId | None) -> Found:
-    if len(data) > max_bytes:
-        raise RemoteProtocolError(sender, f"{len(data)} bytes where at most {max_bytes} are allowed")
-    try:
-        found = decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise RemoteProtocolError(sender, f"malformed: {error}") from error
-    if ENCODER.encode(found) != data:
-        raise RemoteProtocolError(sender, "malformed: not in canonical encoding")
-    return found

@@ -416,11 +416,11 @@ class RoundMachine:
         may_finish = self._siding.whole and not self.terms.tentative
         pinned = (self._round.voting.pinned_base() or self._height.pinned) if may_finish else None
         tip = self._height.goal(pinned)
-        if tip.hash != self.head.hash and self.head.has_passed(tip):
+        if tip.hash == self.head.hash:
+            return  # nearly always, after every input
+        if self.head.has_passed(tip):
             self._go_back(tip)
-            return
-        lacking = self._height.lacking(self.head, tip)
-        if lacking is None:
+        elif (lacking := self._height.lacking(self.head, tip)) is None:
             self._go_to(tip)
         else:
             self._tidings.seek(self._round.context, self._height, self._height.base_of(lacking))

@@ -166,18 +166,10 @@ def omit_update(swarm: Swarm, leader: SimPeer, victim: PeerId, round_number: int
         items.sort(key=lambda item: item_sort_key(item.entry))
         return structs.replace(cut, items=tuple(item.entry for item in items)), tuple(items)
 
-    def tamper(send: fx.Send) -> bytes | None:
-        message = decode(send.data)
-        if leader.machine.terms.round != round_number or not isinstance(message, CutMessage | ProposalMessage):
-            return send.data
-        if isinstance(message, ProposalMessage):
-            return None if message.proposal.peer == leader.peer_id else send.data
-        if message.announcement.peer != leader.peer_id:
-            return send.data
-        cut, items = second(message.cut)
-        announcement = structs.replace(message.announcement.body, cut=cut_hash(cut))
-        swarm.at(1_000, lambda: propose(send.to, cut, items))
-        return encode(CutMessage(sign(leader.identity, announcement), cut))
+    def shown(target: PeerId, original: Cut) -> Cut:
+        cut, items = second(original)
+        swarm.at(1_000, lambda: propose(target, cut, items))
+        return cut
 
     def propose(target: PeerId, cut: Cut, items: tuple[Item, ...]) -> None:
         machine = leader.machine
@@ -185,7 +177,7 @@ def omit_update(swarm: Swarm, leader: SimPeer, victim: PeerId, round_number: int
             return
         _propose_items(swarm, leader, target, cut, items)
 
-    leader.tampers = tamper
+    _rewrite_cuts(leader, round_number, shown)
 
 
 def name_in_cut(
@@ -193,22 +185,14 @@ def name_in_cut(
 ) -> None:
     """In one round the leader's cut has one item in place of its own update, which everybody has then heard of."""
 
-    def tamper(send: fx.Send) -> bytes | None:
-        message = decode(send.data)
-        if leader.machine.terms.round != round_number or not isinstance(message, CutMessage | ProposalMessage):
-            return send.data
-        if isinstance(message, ProposalMessage):
-            return None if message.proposal.peer == leader.peer_id else send.data
-        if message.announcement.peer != leader.peer_id:
-            return send.data
-        kept = [item for item in message.cut.items if item.peer != leader.peer_id]
-        cut = structs.replace(message.cut, items=tuple(sorted([*kept, entry], key=item_sort_key)))
-        inject(swarm, leader, send.to, named)
+    def shown(target: PeerId, original: Cut) -> Cut:
+        kept = [item for item in original.items if item.peer != leader.peer_id]
+        cut = structs.replace(original, items=tuple(sorted([*kept, entry], key=item_sort_key)))
+        inject(swarm, leader, target, named)
         if receipt is not None:
-            inject(swarm, leader, send.to, receipt)
-        announcement = structs.replace(message.announcement.body, cut=cut_hash(cut))
-        swarm.at(1_500, lambda: propose(send.to, cut))
-        return encode(CutMessage(sign(leader.identity, announcement), cut))
+            inject(swarm, leader, target, receipt)
+        swarm.at(1_500, lambda: propose(target, cut))
+        return cut
 
     def propose(target: PeerId, cut: Cut) -> None:
         """What follows from that cut, if it had been a valid one."""
@@ -221,6 +205,24 @@ def name_in_cut(
         }
         items = tuple(Item(entry=item, signed=signed[item.statement]) for item in cut.items)
         _propose_items(swarm, leader, target, cut, items)
+
+    _rewrite_cuts(leader, round_number, shown)
+
+
+def _rewrite_cuts(leader: SimPeer, round_number: int, shown: Callable[[PeerId, Cut], Cut]) -> None:
+    """In one round each voter is shown another cut than the leader's machine made, and none of its proposals."""
+
+    def tamper(send: fx.Send) -> bytes | None:
+        message = decode(send.data)
+        if leader.machine.terms.round != round_number or not isinstance(message, CutMessage | ProposalMessage):
+            return send.data
+        if isinstance(message, ProposalMessage):
+            return None if message.proposal.peer == leader.peer_id else send.data
+        if message.announcement.peer != leader.peer_id:
+            return send.data
+        cut = shown(send.to, message.cut)
+        announcement = structs.replace(message.announcement.body, cut=cut_hash(cut))
+        return encode(CutMessage(sign(leader.identity, announcement), cut))
 
     leader.tampers = tamper
 

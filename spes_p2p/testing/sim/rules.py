@@ -9,7 +9,6 @@ from spes_p2p.protocol.body import Body, CutItem
 from spes_p2p.protocol.evidence import exclusive_slot
 from spes_p2p.protocol.head import Head, Terms
 from spes_p2p.protocol.messages import (
-    Alive,
     CutMessage,
     Message,
     ProposalMessage,
@@ -82,8 +81,3 @@ def authors(before: Head, body: Body, kind: ItemKind) -> Iterator[tuple[PeerId, 
 def updates_in(items: tuple[CutItem, ...]) -> set[tuple[PeerId, Digest]]:
     """(author, manifest) of the updates of a cut."""
     return {(item.peer, item.statement) for item in items if item.kind is ItemKind.UPDATE}
-
-
-def says_no_more(signed: Signed) -> bool:
-    """Whether a peer says that it gives nothing in this round."""
-    return isinstance(signed.body, Alive) and not signed.body.more

@@ -222,6 +222,13 @@ def test_verify_prints_what_everybody_gave_and_writes_it_as_json(spes_p2p: Run, 
     assert sorted(shard for peer in found["peers"] for shard in peer["shards"]) == list(range(8))
 
 
+def test_verify_refuses_a_json_file_in_what_is_no_folder(spes_p2p: Run, verified: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    answer = spes_p2p("ledger", "verify", "--data-dir", verified, "--json", tmp_path / "file" / "verified.json")
+    assert (answer.code, answer.out) == (2, "")
+    assert f"{tmp_path / 'file'} is a file, not a folder" in answer.err
+
+
 def test_verify_names_the_round_of_a_missing_certificate_and_ends_with_6(
     spes_p2p: Run, verified: Path, tmp_path: Path
 ) -> None:
