@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual import work
@@ -53,12 +53,15 @@ class SwarmApp(App[str]):
     problem: reactive[str] = reactive("")
     silent_s: reactive[int] = reactive(0)
 
-    def __init__(self, feeds: Sequence[Feed], *, can_leave: bool = True) -> None:
+    def __init__(
+        self, feeds: Sequence[Feed], *, can_leave: bool = True, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__()
         self._feeds = tuple(feeds)
         self._can_leave = can_leave
+        self._now_s = now_s
         self._current = 0
-        self._heard_at_s = time.monotonic()
+        self._heard_at_s = now_s()
         self._leave_asked = False
         self._told: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
@@ -111,12 +114,12 @@ class SwarmApp(App[str]):
             await asyncio.sleep(RETRY_S)
 
     def _heard(self) -> None:
-        self._heard_at_s = time.monotonic()
+        self._heard_at_s = self._now_s()
         self.problem = ""
         self.silent_s = 0
 
     def _count_silence(self) -> None:
-        self.silent_s = int(time.monotonic() - self._heard_at_s)
+        self.silent_s = int(self._now_s() - self._heard_at_s)
 
     def _show_told(self) -> None:
         while not self._told.empty():

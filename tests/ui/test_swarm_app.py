@@ -169,11 +169,12 @@ async def test_log_lines_are_shown_once_after_a_break(make_feed: Any, read_scree
 
 
 async def test_silent_node_is_said_so_and_its_last_state_stays(feed: Any, read_screen: Read) -> None:
-    app = SwarmApp([feed])
+    now_s = 100.0
+    app = SwarmApp([feed], now_s=lambda: now_s)
     async with app.run_test(size=SMALL) as pilot:
         await shown(pilot, app)
-        app._heard_at_s -= 12.5
-        app._count_silence()
+        now_s += 12.9
+        await settle(pilot, lambda: app.silent_s > 0)
         await pilot.pause()
         text = read_screen(app)
     assert "no news from the node for 12 s" in text

@@ -113,6 +113,8 @@ async def test_whoever_leaves_its_branch_has_no_residual_left_and_says_which_upd
         via = first_final_after(nodes[0], fork)
         assert first_final_after(nodes[1], fork) == via != NO_DIGEST
         (loser,) = [node for node in nodes if any("left for a better branch" in note for note in node.notes)]
+        # the certificate is in the ledger before its state is fetched and loaded
+        await swarm.wait(lambda: "zero" in [load.residual for load in loser.trainer.loads], "the trainer's new start")
         place = [load.residual for load in loser.trainer.loads].index("zero")
         assert loser.trainer.residuals[place] == 0.0
         assert max(loser.trainer.residuals[:place]) > 0.0
