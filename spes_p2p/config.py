@@ -83,6 +83,55 @@ class MergeConfig(Frozen):
     interval_steps: PositiveInt = 300
 
 
+def nesterov_bound(momentum: float) -> float:
+    """Learning rate below which `nesterov` is stable: 2 (1 + mu) / (1 + 2 mu), which is 2 at mu = 0, 4/3 near mu = 1.
+
+    Of the linear model in which a round of training takes psi, at distance x from the optimum along one direction, the
+    share h of the way: mean delta = -h x, h at most 1. The rule is then the recursion
+
+        x_{r+1} = (1 + mu) s x_r - mu s x_{r-1},    s = 1 - eta h
+
+    (Nesterov's method on a quadratic; Lessard, Recht, Packard, arXiv 1408.3595, section 4.5). Its roots lie inside the
+    unit circle if |mu s| < 1 and |(1 + mu) s| < 1 + mu s, that is, if s < 1 and s > -1 / (1 + 2 mu). So 0 < eta h <
+    2 (1 + mu) / (1 + 2 mu), and h = 1, training that arrives within the round, is the case that needs the smallest eta.
+    """
+    return 2 * (1 + momentum) / (1 + 2 * momentum)
+
+
+class OuterConfig(Frozen):
+    """The outer step: how the mean of the peers' deltas becomes the next psi (training/outer.py).
+
+    `mean`: it is added. `nesterov` (DiLoCo, arXiv 2311.08105): momentum over rounds, its state certified with psi.
+    """
+
+    rule: Literal["mean", "nesterov"] = "mean"
+    learning_rate: float = 0.7
+    """eta; of `nesterov` alone."""
+    momentum: float = 0.9
+    """mu; of `nesterov` alone."""
+
+    @model_validator(mode="after")
+    def _stable(self) -> Self:
+        if self.rule == "mean":
+            if (self.learning_rate, self.momentum) != (0.7, 0.9):
+                raise ValueError('learning_rate and momentum mean nothing to the rule "mean": leave them out')
+            return self
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum {self.momentum} must be at least 0 and below 1")
+        bound = nesterov_bound(self.momentum)
+        if not 0 < self.learning_rate < bound:
+            raise ValueError(
+                f"learning_rate {self.learning_rate} is not stable with momentum {self.momentum}: it must be above 0 "
+                f"and below 2 (1 + momentum) / (1 + 2 momentum) = {bound:.3f}"
+            )
+        return self
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether the rule has a state: one more value for each of psi."""
+        return self.rule == "nesterov"
+
+
 class TrainingConfig(Frozen):
     """Data shape, optimizer, schedule and losses; the same for all peers."""
 
@@ -105,6 +154,7 @@ class TrainingConfig(Frozen):
     router_z_loss: float = Field(default=0.001, ge=0)
     decayed_balance: bool = False
     merge: MergeConfig = MergeConfig()
+    outer: OuterConfig = OuterConfig()
 
     @model_validator(mode="after")
     def _steps_ascend(self) -> Self:
@@ -220,8 +270,14 @@ class RunConfig(Frozen):
         return self.model.num_experts // self.experts_per_shard
 
     def to_json(self) -> bytes:
-        """Canonical bytes: every field, sorted keys, no spaces. Hashed into the run id."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+        """Canonical bytes: every field, sorted keys, no spaces. Hashed into the run id.
+
+        `training.outer` is left out when it is the default, so that the ids of runs made before there was a choice
+        stay what they are.
+        """
+        left_out = {"training": {"outer"}} if self.training.outer == OuterConfig() else None
+        fields = self.model_dump(mode="json", exclude=left_out)
+        return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> RunConfig:

@@ -11,9 +11,12 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from spes_p2p.config import OuterConfig
 from spes_p2p.ids import PeerId
 from spes_p2p.training.arrays import F32, F64
 from spes_p2p.training.codecs import to_f32
+from spes_p2p.training.layout import PartState
+from spes_p2p.training.outer import outer_step
 
 RobustRule: TypeAlias = Literal["mean", "clipped", "trimmed"]
 
@@ -31,19 +34,19 @@ class Contribution:
     """Factor, 0 to 1, that brings the delta's norm under the bound of the cut; 0 where most deltas of it are zero."""
 
 
-def part_result(previous: F32, contributions: Sequence[Contribution], rule: RobustRule = "mean") -> F32:
-    """previous + mean of the deltas: [n] fp32, whatever order the contributions come in.
+def part_result(
+    previous: PartState, contributions: Sequence[Contribution], robust: RobustRule, outer: OuterConfig
+) -> PartState:
+    """The outer step by the mean of the deltas, whatever order the contributions come in.
 
-    `mean` and `clipped`: sum of weight * clip * delta over the sum of weights (`mean` with every clip at 1).
+    robust `mean` and `clipped`: sum of weight * clip * delta over the sum of weights (`mean` with every clip at 1).
     `trimmed`: see `trimmed_mean`. Raises ValueError without contributions, for a peer that comes twice, for weights or
     shapes that do not fit, and NotFiniteError if the result overflows fp32.
     """
     ordered = sorted(contributions, key=_peer_of)
-    _check(previous, ordered)
-    mean = trimmed_mean(ordered) if rule == "trimmed" else weighted_mean(ordered)
-    wide_previous = previous.astype(np.float64)
-    result = np.add(wide_previous, mean, dtype=np.float64)
-    return to_f32(result, "part of psi")
+    _check(previous.psi, ordered)
+    mean = trimmed_mean(ordered) if robust == "trimmed" else weighted_mean(ordered)
+    return outer_step(outer, previous, mean)
 
 
 def weighted_mean(ordered: Sequence[Contribution]) -> F64:

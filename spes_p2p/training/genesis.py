@@ -11,7 +11,7 @@ from spes_p2p.model.init import initial_psi, initial_shard
 from spes_p2p.ports import BlobStore
 from spes_p2p.training.arrays import F32, Tensors
 from spes_p2p.training.codecs import encode_expert_blob
-from spes_p2p.training.layout import flatten, part_to_bytes, psi_layout
+from spes_p2p.training.layout import first_state, flatten, part_to_bytes, psi_layout
 from spes_p2p.training.start import StartSpec
 
 
@@ -41,7 +41,8 @@ def put_weights(
     """Put given weights into `store` as a run's first state. Raises SchemaError, NotFiniteError, MachineError."""
     layout = psi_layout(config)
     flat = flatten(layout, psi)
-    parts = tuple(store.put(part_to_bytes(flat[layout.part_slice(part)])) for part in range(layout.num_parts))
+    states = (first_state(layout, flat[layout.part_slice(part)]) for part in range(layout.num_parts))
+    parts = tuple(store.put(part_to_bytes(state)) for state in states)
     shards = tuple(
         store.put(encode_expert_blob(config, shard, load_shard(shard))) for shard in range(config.num_shards)
     )

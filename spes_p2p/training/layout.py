@@ -1,7 +1,8 @@
 """How psi, the shared modules, lies in one flat vector, and how that is cut into parts.
 
 The vector is the concatenation of the tensors of psi, sorted by name, as fp32. The parts are fixed for the run: they
-begin at multiples of 256 values (a block of the int8 codec) and are as equal as that allows.
+begin at multiples of 256 values (a block of the int8 codec) and are as equal as that allows. A part's result is its
+values and, if the run's outer step has momentum, as many values of that.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class PsiLayout:
     """(name, shape), sorted by name."""
     bounds: tuple[int, ...]
     """Part p is [bounds[p], bounds[p + 1])."""
+    has_momentum: bool = False
+    """Whether the outer step has momentum, which lies in a part's result behind psi."""
 
     @property
     def num_values(self) -> int:
@@ -54,8 +57,18 @@ class PsiLayout:
         return int(where.stop) - int(where.start)
 
     def part_size_bytes(self, part: int) -> int:
-        """Size of a part's result: its fp32 bytes."""
-        return self.part_values(part) * PART_DTYPE.itemsize
+        """Size of a part's result: the fp32 bytes of psi, and as many of the momentum if there is one."""
+        return self.part_values(part) * PART_DTYPE.itemsize * (2 if self.has_momentum else 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartState:
+    """What all peers agree on for one part of psi."""
+
+    psi: F32
+    """[part_values]"""
+    momentum: F32 | None = None
+    """[part_values], where psi is heading (training/outer.py); None if the run's outer step has none."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -66,7 +79,8 @@ def psi_layout(config: RunConfig) -> PsiLayout:
     num_blocks = -(-num_values // BLOCK_VALUES)
     num_parts = min(config.protocol.parts, num_blocks)
     starts = tuple(part * num_blocks // num_parts * BLOCK_VALUES for part in range(num_parts))
-    return PsiLayout(shapes=shapes, bounds=(*starts, num_values))
+    has_momentum = config.training.outer.has_momentum
+    return PsiLayout(shapes=shapes, bounds=(*starts, num_values), has_momentum=has_momentum)
 
 
 def flatten(layout: PsiLayout, psi: Mapping[str, F32]) -> F32:
@@ -96,14 +110,23 @@ def unflatten(layout: PsiLayout, flat: F32) -> Tensors:
     }
 
 
-def part_to_bytes(values: F32) -> bytes:
-    """A part's result as bytes: little-endian fp32. Their blob id is the part's digest."""
-    return values.astype(PART_DTYPE, copy=False).tobytes()
+def first_state(layout: PsiLayout, psi: F32) -> PartState:
+    """A part's state before any update: psi [part_values] as it is, and no momentum yet, which is zeros."""
+    return PartState(psi=psi, momentum=np.zeros_like(psi) if layout.has_momentum else None)
 
 
-def part_from_bytes(layout: PsiLayout, part: int, data: Bytes) -> F32:
-    """Read-only fp32 values [part_values] of a part's result. Raises SchemaError for another size."""
+def part_to_bytes(state: PartState) -> bytes:
+    """A part's result as bytes: psi, then the momentum if there is one, little-endian fp32. Their blob id is the part's
+    digest."""
+    arrays = (state.psi,) if state.momentum is None else (state.psi, state.momentum)
+    return b"".join(values.astype(PART_DTYPE, copy=False).tobytes() for values in arrays)
+
+
+def part_from_bytes(layout: PsiLayout, part: int, data: Bytes) -> PartState:
+    """A part's result, as read-only views. Raises SchemaError for another size."""
     view = memoryview(data).cast("B").toreadonly()
     if len(view) != layout.part_size_bytes(part):
         raise SchemaError(f"part {part}: {len(view)} bytes instead of {layout.part_size_bytes(part)}")
-    return np.frombuffer(view, dtype=PART_DTYPE)
+    values = np.frombuffer(view, dtype=PART_DTYPE)
+    num_values = layout.part_values(part)
+    return PartState(psi=values[:num_values], momentum=values[num_values:] if layout.has_momentum else None)

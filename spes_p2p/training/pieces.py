@@ -86,4 +86,4 @@ def aggregate_part(config: RunConfig, part: int, previous: Bytes, pieces: Iterab
         for piece in pieces
     ]
     before = part_from_bytes(psi_layout(config), part, previous)
-    return part_to_bytes(part_result(before, contributions, config.protocol.robust))
+    return part_to_bytes(part_result(before, contributions, config.protocol.robust, config.training.outer))

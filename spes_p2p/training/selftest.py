@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from spes_p2p.config import OuterConfig
 from spes_p2p.errors import MachineError
 from spes_p2p.ids import PeerId
 from spes_p2p.training.aggregate import Contribution, RobustRule, owners_mean, part_result
@@ -28,7 +29,9 @@ from spes_p2p.training.codecs import (
     f32_to_bf16,
     quantise,
 )
+from spes_p2p.training.layout import PartState
 from spes_p2p.training.merge import merge_tensor
+from spes_p2p.training.outer import nesterov_step
 
 GOLDEN_FILE = Path(__file__).with_name("golden.json")
 
@@ -120,7 +123,14 @@ def _part(inputs: Arrays, rule: RobustRule) -> Arrays:
         Contribution(peer=PeerId(bytes([number])), delta=delta, weight=float(weight), clip=float(clip))
         for number, (delta, weight, clip) in enumerate(rows)
     ]
-    return {"result": part_result(inputs["previous"], contributions, rule)}
+    return {"result": part_result(PartState(psi=inputs["previous"]), contributions, rule, OuterConfig()).psi}
+
+
+def _nesterov(inputs: Arrays) -> Arrays:
+    learning_rate, momentum = (float(value) for value in inputs["settings"])
+    outer = OuterConfig(rule="nesterov", learning_rate=learning_rate, momentum=momentum)
+    psi, new_momentum = nesterov_step(inputs["psi"], inputs["momentum"], inputs["mean"], outer)
+    return {"psi": psi, "new momentum": new_momentum}
 
 
 def _owners(inputs: Arrays) -> Arrays:
@@ -140,5 +150,6 @@ RULES: Mapping[str, Callable[[Arrays], Arrays]] = MappingProxyType(
         "trimmed mean": lambda inputs: _part(inputs, "trimmed"),
         "owners": _owners,
         "merge": _merge,
+        "nesterov": _nesterov,
     }
 )

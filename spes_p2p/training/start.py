@@ -1,7 +1,8 @@
 """The weights a round starts from, rebuilt from blobs: a pure function of the certified state (docs/protocol.md, 7).
 
-psi is its part results. The value of a shard is its row: one blob, or the mean of its owners'. The start of a shard is
-that value, merged with its donors' values if the certificate carries a merge plan and the shard receives.
+psi is its part results, without the momentum that lies there too under `nesterov`. The value of a shard is its row: one
+blob, or the mean of its owners'. The start of a shard is that value, merged with its donors' values if the certificate
+carries a merge plan and the shard receives.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class StartReader:
     def part(self, part: int) -> F32:
         """Read-only values of one part of psi."""
         blob = self._spec.parts[part]
-        return _open(blob, lambda: part_from_bytes(psi_layout(self._config), part, self._store.read(blob)))
+        return _open(blob, lambda: part_from_bytes(psi_layout(self._config), part, self._store.read(blob)).psi)
 
     def psi(self) -> Tensors:
         """The shared modules: writable fp32 tensors by name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from spes_p2p.config import OuterConfig
 from spes_p2p.errors import MachineError
 from spes_p2p.node import work as work_module
 from spes_p2p.node.sizes import EXPERT_CODECS, PSI_CODECS, expert_blob_bytes, piece_sizes, psi_piece_bytes
@@ -13,7 +14,7 @@ from spes_p2p.protocol.codec import pack_float
 from spes_p2p.protocol.messages import Piece
 from spes_p2p.protocol.wire import NO_DIGEST, PieceKind, RefusalReason
 from spes_p2p.testing.blobs import MemoryBlobs
-from spes_p2p.testing.training import tiny_run, tiny_trainer
+from spes_p2p.testing.training import TINY_TRAINING, tiny_run, tiny_trainer
 from spes_p2p.training.genesis import genesis_start, make_genesis
 from spes_p2p.training.publish import publish
 from spes_p2p.training.start import StartReader
@@ -40,9 +41,11 @@ def test_size_and_codec_are_judged_before_anything_is_fetched() -> None:
     work.close()
 
 
-def test_sizes_are_those_of_the_blobs_of_genesis() -> None:
+@pytest.mark.parametrize("rule", ["mean", "nesterov"])
+def test_sizes_are_those_of_the_blobs_of_genesis(rule: str) -> None:
     store = MemoryBlobs()
-    genesis, sizes = make_genesis(CONFIG, store), piece_sizes(CONFIG)
+    config = tiny_run(training=TINY_TRAINING.model_copy(update={"outer": OuterConfig(rule=rule)}))
+    genesis, sizes = make_genesis(config, store), piece_sizes(config)
     assert max(store.size_bytes(part) for part in genesis.parts) == sizes.part_result_bytes
     assert {store.size_bytes(shard) for shard in genesis.shards} == {sizes.expert_blob_bytes}
     assert (len(genesis.parts), len(genesis.shards)) == (sizes.num_parts, sizes.num_shards)

@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spes_p2p.config import OuterConfig
 from spes_p2p.errors import NotFiniteError
 from spes_p2p.ids import PeerId
-from spes_p2p.training.aggregate import Contribution, owners_mean, part_result
+from spes_p2p.training import aggregate
+from spes_p2p.training.aggregate import Contribution, RobustRule, owners_mean
+from spes_p2p.training.layout import PartState
 
 
 def contribution(number: int, delta: list[float] | np.ndarray, weight: float = 1, clip: float = 1) -> Contribution:
@@ -20,6 +23,10 @@ def contribution(number: int, delta: list[float] | np.ndarray, weight: float = 1
 
 def f32(*values: float) -> np.ndarray:
     return np.array(values, dtype=np.float32)
+
+
+def part_result(previous: np.ndarray, contributions: list[Contribution], robust: RobustRule = "mean") -> np.ndarray:
+    return aggregate.part_result(PartState(psi=previous), contributions, robust, OuterConfig()).psi
 
 
 def test_the_mean_is_weighted() -> None:

@@ -12,9 +12,7 @@ import pytest
 import spes_p2p
 
 TRAINING = Path(spes_p2p.__file__).parent / "training"
-FILES = [
-    TRAINING / name for name in ("aggregate.py", "merge.py", "codecs.py", "outer.py") if (TRAINING / name).exists()
-]
+FILES = [TRAINING / name for name in ("aggregate.py", "merge.py", "codecs.py", "outer.py")]
 
 FORBIDDEN_NAMES = {
     *("torch", "hivemind", "math", "scipy"),
@@ -101,10 +99,6 @@ def num_operations(statement: ast.stmt) -> int:
         count += ufunc_of(node) is not None
         open_nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
     return count
-
-
-def test_the_files_are_there() -> None:
-    assert {"aggregate.py", "merge.py", "codecs.py"} <= {path.name for path in FILES}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from spes_p2p.config import CodecConfig, ModelConfig, ProtocolConfig, RunConfig
+from spes_p2p.config import CodecConfig, ModelConfig, OuterConfig, ProtocolConfig, RunConfig, TrainingConfig
 from spes_p2p.model.init import initial_psi, initial_shard
 from spes_p2p.testing.blobs import MemoryBlobs
 from spes_p2p.training.genesis import genesis_start, make_genesis
@@ -36,6 +36,19 @@ def test_genesis_has_one_blob_for_each_part_and_shard() -> None:
     genesis = make_genesis(CONFIG, store)
     assert (len(genesis.parts), len(genesis.shards)) == (3, 2)
     assert set(store.ids()) == {*genesis.parts, *genesis.shards}
+
+
+def test_a_run_with_momentum_begins_with_the_same_weights_and_none_of_it() -> None:
+    config = CONFIG.model_copy(update={"training": TrainingConfig(outer=OuterConfig(rule="nesterov"))})
+    plain, heavy = MemoryBlobs(), MemoryBlobs()
+    first, second = make_genesis(CONFIG, plain), make_genesis(config, heavy)
+    assert first.shards == second.shards
+    for part, same in zip(first.parts, second.parts, strict=True):
+        psi = bytes(plain.read(part))
+        assert bytes(heavy.read(same)) == psi + bytes(len(psi))
+    psi = StartReader(config, heavy, genesis_start(second)).psi()
+    for name, tensor in initial_psi(MODEL, 11).items():
+        np.testing.assert_array_equal(psi[name], tensor)
 
 
 def test_the_start_of_genesis_is_the_initial_weights() -> None:

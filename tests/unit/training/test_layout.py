@@ -5,16 +5,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spes_p2p.config import ModelConfig, ProtocolConfig, RunConfig
+from spes_p2p.config import ModelConfig, OuterConfig, ProtocolConfig, RunConfig, TrainingConfig
 from spes_p2p.errors import SchemaError
 from spes_p2p.model.shards import num_psi_values, psi_shapes
-from spes_p2p.training.layout import flatten, part_from_bytes, part_to_bytes, psi_layout, unflatten
+from spes_p2p.training.layout import (
+    PartState,
+    first_state,
+    flatten,
+    part_from_bytes,
+    part_to_bytes,
+    psi_layout,
+    unflatten,
+)
 
 MODEL = ModelConfig(width=16, num_layers=2, num_heads=2, num_kv_heads=2, num_experts=4, expert_width=8, vocab_size=37)
 
 
-def config(parts: int) -> RunConfig:
-    return RunConfig(model=MODEL, protocol=ProtocolConfig(parts=parts))
+def config(parts: int, outer: OuterConfig | None = None) -> RunConfig:
+    training = TrainingConfig(outer=outer or OuterConfig())
+    return RunConfig(model=MODEL, protocol=ProtocolConfig(parts=parts), training=training)
 
 
 def numbered_psi() -> dict[str, np.ndarray]:
@@ -61,10 +70,32 @@ def test_unflatten_undoes_flatten() -> None:
 def test_parts_as_bytes_are_the_fp32_values() -> None:
     layout = psi_layout(config(3))
     flat = flatten(layout, numbered_psi())
-    data = [part_to_bytes(flat[layout.part_slice(part)]) for part in range(3)]
+    data = [part_to_bytes(PartState(psi=flat[layout.part_slice(part)])) for part in range(3)]
     assert b"".join(data) == flat.tobytes()
     assert [len(part) for part in data] == [layout.part_size_bytes(part) for part in range(3)]
-    np.testing.assert_array_equal(part_from_bytes(layout, 1, data[1]), flat[layout.part_slice(1)])
+    state = part_from_bytes(layout, 1, data[1])
+    np.testing.assert_array_equal(state.psi, flat[layout.part_slice(1)])
+    assert state.momentum is None
+
+
+def test_momentum_lies_behind_psi_and_begins_as_zeros() -> None:
+    layout = psi_layout(config(3, OuterConfig(rule="nesterov")))
+    psi = flatten(layout, numbered_psi())[layout.part_slice(2)]
+    first = part_to_bytes(first_state(layout, psi))
+    assert first == psi.tobytes() + bytes(psi.nbytes)
+    assert len(first) == layout.part_size_bytes(2) == 2 * psi_layout(config(3)).part_size_bytes(2)
+    later = part_from_bytes(layout, 2, part_to_bytes(PartState(psi=psi, momentum=-psi)))
+    assert later.momentum is not None
+    np.testing.assert_array_equal(later.psi, psi)
+    np.testing.assert_array_equal(later.momentum, -psi)
+
+
+def test_a_part_without_momentum_is_refused_where_the_run_has_some_and_the_other_way_round() -> None:
+    plain, heavy = psi_layout(config(3)), psi_layout(config(3, OuterConfig(rule="nesterov")))
+    with pytest.raises(SchemaError, match="part 0"):
+        part_from_bytes(heavy, 0, bytes(plain.part_size_bytes(0)))
+    with pytest.raises(SchemaError, match="part 0"):
+        part_from_bytes(plain, 0, bytes(heavy.part_size_bytes(0)))
 
 
 def test_other_names_dtypes_shapes_and_sizes_are_refused() -> None:

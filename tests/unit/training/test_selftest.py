@@ -156,3 +156,16 @@ def test_golden_merge_is_the_rule() -> None:
             pull += donor - own
         result.append(single(own + pull * (strength / len(donors))))
     assert same_bits(result, row(case.results["merged"]))
+
+
+def test_golden_nesterov_is_the_rule() -> None:
+    case = CASES["nesterov"]
+    learning_rate, factor = row(case.inputs["settings"])
+    rest = (row(case.inputs[name]) for name in ("psi", "momentum", "mean"))
+    psis, momenta = [], []
+    for psi, momentum, mean in zip(*rest, strict=True):
+        new_momentum = momentum * factor + mean
+        psis.append(single(psi + (mean + new_momentum * factor) * learning_rate))
+        momenta.append(single(new_momentum))
+    assert same_bits(psis, row(case.results["psi"]))
+    assert same_bits(momenta, row(case.results["new momentum"]))
