@@ -149,8 +149,8 @@ class SwarmNode:
 
     @property
     def round(self) -> int:
-        """Newest certified round here."""
-        return self.driver.machine.head.round
+        """Newest certified round in the ledger. The machine itself is ahead of it while a certificate is stored."""
+        return self.tools.sync.head.round
 
     def history(self) -> dict[int, str]:
         """Hash of the body of every certified round in the ledger, psi digest and tables included."""
