@@ -34,6 +34,7 @@ from spes_p2p.network.p2p import RELAY_STREAM
 from spes_p2p.network.transport import NetworkOptions, P2PTransport
 from spes_p2p.network.wire import BLOB_STREAM
 from spes_p2p.testing.loopback import LoopbackPeer, LoopbackSwarm, loopback_swarm, until
+from spes_p2p.testing.offspring import Offspring
 
 pytestmark = pytest.mark.live
 
@@ -375,17 +376,17 @@ async def test_nothing_is_left_after_close_and_the_port_can_be_used_again(swarm:
 async def test_nothing_is_left_when_the_start_is_cancelled(
     swarm: LoopbackSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = {child.pid for child in psutil.Process().children()}
+    offspring = Offspring()
     starting = asyncio.create_task(swarm.start(1, options("/ip4/127.0.0.1/tcp/1/p2p/" + Identity.generate().text)))
 
     async def daemon_runs() -> bool:
-        return any("p2pd" in child.name() for child in psutil.Process().children() if child.pid not in before)
+        return any("p2pd" in child.name() for child in offspring.alive())
 
     await until(daemon_runs)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert {child.pid for child in psutil.Process().children()} <= before
+    assert offspring.alive() == []
 
 
 async def test_the_end_of_the_daemon_is_noticed(swarm: LoopbackSwarm) -> None:

@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from spes_p2p.config import NodeConfig
@@ -19,6 +18,7 @@ from spes_p2p.node.files import LEAVE_FILE
 from spes_p2p.node.node import Node
 from spes_p2p.storage.lock import FolderLock
 from spes_p2p.testing.live import quick_config
+from spes_p2p.testing.offspring import Offspring
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 
@@ -34,9 +34,14 @@ def founder(tmp_path: Path) -> tuple[NodeConfig, InviteLink]:
     return NodeConfig(data_dir=tmp_path / "node", listen=(LISTEN,), data=(text,)), link
 
 
-def nothing_is_left(data_dir: Path) -> bool:
+@pytest.fixture
+def offspring() -> Offspring:
+    return Offspring()
+
+
+def nothing_is_left(data_dir: Path, offspring: Offspring) -> bool:
     FolderLock(data_dir).close()  # raises if it is still held
-    return psutil.Process().children(recursive=True) == []
+    return offspring.alive() == []
 
 
 async def until(handle: NodeHandle, condition: Callable[[NodeHandle], bool]) -> None:
@@ -48,7 +53,7 @@ async def until(handle: NodeHandle, condition: Callable[[NodeHandle], bool]) -> 
 
 
 @pytest.mark.parametrize("stage", ["daemon", "trainer", "train"])
-async def test_start_that_is_cancelled_leaves_nothing(tmp_path: Path, stage: str) -> None:
+async def test_start_that_is_cancelled_leaves_nothing(tmp_path: Path, offspring: Offspring, stage: str) -> None:
     config, link = founder(tmp_path)
     node = Node(config, link)
     reached = asyncio.Event()
@@ -62,12 +67,12 @@ async def test_start_that_is_cancelled_leaves_nothing(tmp_path: Path, stage: str
         await until(node, lambda handle: stage in (handle.snapshot().round.waiting_for + handle.snapshot().round.phase))
     else:
         async with asyncio.timeout(30):
-            while not psutil.Process().children():
+            while not offspring.alive():
                 await asyncio.sleep(0)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert nothing_is_left(config.data_dir)
+    assert nothing_is_left(config.data_dir, offspring)
 
 
 async def begin(node: Node) -> asyncio.Task[int]:
@@ -82,7 +87,7 @@ async def begin(node: Node) -> asyncio.Task[int]:
     return running
 
 
-async def test_founder_alone_trains_leaves_and_forgets_the_wish(tmp_path: Path) -> None:
+async def test_founder_alone_trains_leaves_and_forgets_the_wish(tmp_path: Path, offspring: Offspring) -> None:
     config, link = founder(tmp_path)
     node = Node(config, link)
     running = await begin(node)
@@ -94,10 +99,12 @@ async def test_founder_alone_trains_leaves_and_forgets_the_wish(tmp_path: Path) 
     assert await asyncio.wait_for(running, 60) == 0
     assert not (config.data_dir / LEAVE_FILE).exists()
     assert node.snapshot().certified_round >= 3
-    assert nothing_is_left(config.data_dir)
+    assert nothing_is_left(config.data_dir, offspring)
 
 
-async def test_leave_that_a_restart_cut_off_is_completed_by_the_next_start(tmp_path: Path) -> None:
+async def test_leave_that_a_restart_cut_off_is_completed_by_the_next_start(
+    tmp_path: Path, offspring: Offspring
+) -> None:
     config, link = founder(tmp_path)
     node = Node(config, link)
     running = await begin(node)
@@ -110,10 +117,12 @@ async def test_leave_that_a_restart_cut_off_is_completed_by_the_next_start(tmp_p
     assert await asyncio.wait_for(again.run(None), 90) == 0
     assert any("asked for before this start" in event.text for event in again.events(0))
     assert not (config.data_dir / LEAVE_FILE).exists()
-    assert nothing_is_left(config.data_dir)
+    assert nothing_is_left(config.data_dir, offspring)
 
 
-async def test_newcomer_that_leaves_before_it_has_found_the_run_ends_at_once(tmp_path: Path) -> None:
+async def test_newcomer_that_leaves_before_it_has_found_the_run_ends_at_once(
+    tmp_path: Path, offspring: Offspring
+) -> None:
     _, link = founder(tmp_path)
     config = NodeConfig(data_dir=tmp_path / "newcomer", listen=(LISTEN,))
     node = Node(config, link)
@@ -123,18 +132,18 @@ async def test_newcomer_that_leaves_before_it_has_found_the_run_ends_at_once(tmp
 
     assert await asyncio.wait_for(node.run(on_ready), 60) == 0
     assert not (config.data_dir / LEAVE_FILE).exists()
-    assert nothing_is_left(config.data_dir)
+    assert nothing_is_left(config.data_dir, offspring)
 
 
-async def test_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+async def test_folder_of_another_run_is_refused(tmp_path: Path, offspring: Offspring) -> None:
     config, link = founder(tmp_path)
     other = InviteLink(run=type(link.run)(b"o" * 32), bootstrap=(), invite_seed=None)
     with pytest.raises(LocalStateError, match="another run"):
         await Node(config, other).run(None)
-    assert nothing_is_left(config.data_dir)
+    assert nothing_is_left(config.data_dir, offspring)
 
 
-async def test_port_that_is_taken_is_named(tmp_path: Path) -> None:
+async def test_port_that_is_taken_is_named(tmp_path: Path, offspring: Offspring) -> None:
     config, link = founder(tmp_path)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -143,19 +152,19 @@ async def test_port_that_is_taken_is_named(tmp_path: Path) -> None:
         busy = config.model_copy(update={"listen": (f"/ip4/127.0.0.1/tcp/{port}",)})
         with pytest.raises(MachineError, match=str(port)):
             await Node(busy, link).run(None)
-    assert nothing_is_left(config.data_dir)
+    assert nothing_is_left(config.data_dir, offspring)
 
 
-async def test_text_that_is_missing_ends_the_node_and_its_daemon(tmp_path: Path) -> None:
+async def test_text_that_is_missing_ends_the_node_and_its_daemon(tmp_path: Path, offspring: Offspring) -> None:
     config, link = founder(tmp_path)
     config.data[0].unlink()
     with pytest.raises(DataError):
         await Node(config, link).run(None)
-    assert nothing_is_left(config.data_dir)
+    assert nothing_is_left(config.data_dir, offspring)
 
 
 async def test_bootstrap_that_does_not_answer_is_named_with_its_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, offspring: Offspring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, link = founder(tmp_path)
     closed = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
@@ -164,7 +173,7 @@ async def test_bootstrap_that_does_not_answer_is_named_with_its_reason(
     monkeypatch.setattr(node, "_network_options", lambda signed: _hurried(options(signed)))
     with pytest.raises(UnreachableError, match="tcp/9"):
         await node.run(None)
-    assert nothing_is_left(config.data_dir)
+    assert nothing_is_left(config.data_dir, offspring)
 
 
 def _hurried(options: object) -> object:
