@@ -289,8 +289,8 @@ async def test_entrances_that_are_dead_silent_or_somebody_else_are_named_with_th
         await until(two_are_known)
         await wait_first(entrances, 0.0)
 
-    monkeypatch.setattr(Entrances, "wait_first", wait_for_two_reasons)
     alice = await swarm.start(1, options())
+    monkeypatch.setattr(Entrances, "wait_first", wait_for_two_reasons)
     route = (await address_of(alice)).rsplit("/p2p/", 1)[0]
     somebody = Identity.from_seed(bytes([77]) * 32).text
     with socket.socket() as silent, socket.socket() as closed:
