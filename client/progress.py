@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -21,6 +22,8 @@ class Progress:
     """Turns successive looks at a node into lines. Each log line, phase and certificate is told once."""
 
     log: structlog.typing.FilteringBoundLogger
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    """Waits so many seconds."""
     _last_event: int = 0
     _phase: tuple[int, str, str] = field(default=(-1, "", ""))
     _certified: int = -1
@@ -51,7 +54,7 @@ class Progress:
             self.look(handle)
             if self._phase[1] == "load":
                 # a newcomer passes hundreds of old certificates in a second
-                await asyncio.sleep(LOOK_EVERY_S)
+                await self.sleep(LOOK_EVERY_S)
             else:
                 await handle.wait_change(self._last_event, LOOK_EVERY_S)
 

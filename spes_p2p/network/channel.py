@@ -63,6 +63,8 @@ class Channel:
         self._places = asyncio.Semaphore(MAX_UNDER_WAY)
         self._closed = asyncio.Event()
         self._listener = asyncio.create_task(self._listen())
+        # not at the listener's own end: a task that is cancelled before it has begun never gets there
+        self._listener.add_done_callback(lambda task: self._end())
 
     @property
     def is_open(self) -> bool:
@@ -118,13 +120,14 @@ class Channel:
                     reason = payload.decode(errors="replace")
                     confirmed.set_exception(TransportError(f"{peer_text(self.peer)} refused the message: {reason}"))
         except (OSError, EOFError, RemoteProtocolError):
-            pass  # the stream is of no more use: who waits is told below
-        finally:
-            self._closed.set()
-            self._writer.close()
-            for confirmed in self._unconfirmed.values():
-                if not confirmed.done():
-                    confirmed.set_exception(BrokenChannelError(f"the channel to {peer_text(self.peer)} broke"))
+            pass  # the stream is of no more use: who waits is told at the end
+
+    def _end(self) -> None:
+        self._closed.set()
+        self._writer.close()
+        for confirmed in self._unconfirmed.values():
+            if not confirmed.done():
+                confirmed.set_exception(BrokenChannelError(f"the channel to {peer_text(self.peer)} broke"))
 
 
 async def open_channel(peer: PeerId, stream: Stream, mine: Hello, traffic: Traffic) -> Channel:

@@ -32,6 +32,7 @@ with warnings.catch_warnings():
     from hivemind.dht.routing import DHTID  # type: ignore[import-untyped]  # hivemind ships no types
     from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # type: ignore[import-untyped]  # no types
     from hivemind.p2p import P2P, P2PContext, P2PDaemonError, PeerID  # type: ignore[import-untyped]  # no types
+    from hivemind.p2p.p2p_daemon_bindings.control import ControlClient, DaemonConnector  # type: ignore[import-untyped]  # as above
     from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo  # type: ignore[import-untyped]  # no types
     from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client  # type: ignore[import-untyped]  # no types
     from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg  # type: ignore[import-untyped]  # as above
@@ -44,8 +45,10 @@ __all__ = [
     "DHTID",
     "P2P",
     "Client",
+    "ControlClient",
     "DHTNode",
     "DHTRecord",
+    "DaemonConnector",
     "DaemonMultiaddr",
     "P2PContext",
     "P2PDaemonError",

@@ -27,20 +27,19 @@ from spes_p2p.errors import AddressError, MachineError, RemoteProtocolError, Tra
 from spes_p2p.ids import PeerId
 from spes_p2p.network import guards, launch
 from spes_p2p.network.addresses import is_loopback, parse_peer_address
+from spes_p2p.network.daemon_calls import connect
 from spes_p2p.network.guards import (
     P2P,
-    Client,
     DaemonMultiaddr,
     DHTNode,
     DHTRecord,
     P2PContext,
+    P2PDaemonError,
     PeerID,
     RecordValidatorBase,
     StreamInfo,
     daemon_package,
     p2pd_pb2,
-    read_pbmsg_safe,
-    write_pbmsg,
 )
 from spes_p2p.network.ports import check_ports_free
 from spes_p2p.network.sockets import SocketFolder
@@ -105,15 +104,13 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind ships no types
         try:
             with as_file(files(daemon_package) / "p2pd") as program:
                 await self._launch(program, options)
-            self._client = await Client.create(
-                control_maddr=self._daemon_listen_maddr, listen_maddr=self._client_listen_maddr
-            )
+            self._client = await connect(self._daemon_listen_maddr, self._client_listen_maddr)
             await self._ping_daemon()
             if not options.relay_service:
                 await self._stop_relaying()
-        except OSError as error:
+        except (OSError, EOFError, P2PDaemonError) as error:
             await self.stop()
-            raise MachineError(f"the network daemon does not start: {error}") from error
+            raise MachineError(f"the network daemon does not start: {error}; it said: {self.words}") from error
         except BaseException:
             await self.stop()
             raise
@@ -238,28 +235,18 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind ships no types
     async def _ask(
         self, peer: PeerId, request: p2pd_pb2.Request, timeout_s: float
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Send the daemon a request about a peer over a connection of its own, which is closed unless it succeeds.
-
-        hivemind's own calls leave it open when they fail or are cancelled.
-        """
-        writer: asyncio.StreamWriter | None = None
+        """Send the daemon a request about a peer over a connection of its own, which is closed unless it succeeds."""
+        stream: tuple[asyncio.StreamReader, asyncio.StreamWriter]
         try:
             async with asyncio.timeout(timeout_s):
-                reader, writer = await self._client.control.daemon_connector.open_connection()
-                await write_pbmsg(writer, request)
-                response = p2pd_pb2.Response()
-                await read_pbmsg_safe(reader, response)
-            if response.type == p2pd_pb2.Response.ERROR:
-                raise TransportError(f"cannot reach {peer_text(peer)}: {_one_line(response.error.msg)}")
-        except BaseException as error:
-            if writer is not None:
-                writer.close()
-            if isinstance(error, TimeoutError):
-                raise TransportError(f"cannot reach {peer_text(peer)}: no answer within {timeout_s:.0f} s") from error
-            if isinstance(error, OSError | EOFError):
-                raise TransportError("the network daemon has gone") from error
-            raise
-        return reader, writer
+                _, stream = await self._client.control.daemon_connector.ask(request)
+        except TimeoutError as error:
+            raise TransportError(f"cannot reach {peer_text(peer)}: no answer within {timeout_s:.0f} s") from error
+        except (OSError, EOFError) as error:
+            raise TransportError("the network daemon has gone") from error
+        except P2PDaemonError as error:
+            raise TransportError(f"cannot reach {peer_text(peer)}: {_one_line(str(error))}") from error
+        return stream
 
     async def serve_stream(self, name: str, handler: StreamHandler) -> None:
         """Let `handler` serve incoming streams of protocol `name`, at most 64 of a peer at once over all protocols."""

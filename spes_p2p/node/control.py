@@ -200,8 +200,10 @@ async def serve_control(handle: NodeHandle, data_dir: Path) -> AsyncIterator[Con
         path.unlink(missing_ok=True)
         closing.set()
         server.should_exit = True
-        await serving
-        listener.close()
+        try:
+            await serving
+        finally:
+            listener.close()
 
 
 def _listen() -> socket.socket:

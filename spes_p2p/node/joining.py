@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,8 +57,15 @@ async def find_peers(
 class ManifestSeeker:
     """Asks peers for the manifest of one run until one of them has it."""
 
-    def __init__(self, run: RunId, transport: JoiningTransport) -> None:
+    def __init__(
+        self,
+        run: RunId,
+        transport: JoiningTransport,
+        sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
+    ) -> None:
+        """`sleep` waits so many seconds."""
         self._run = run
+        self._sleep = sleep
         self._transport = transport
         self._found: asyncio.Future[SignedRun] = asyncio.get_running_loop().create_future()
         self._asking: dict[PeerId, asyncio.Task[None]] = {}
@@ -79,16 +86,17 @@ class ManifestSeeker:
         """The manifest. Raises UnreachableError, with what was tried, after the time; IdentityError if all peers say
         that they talk with another process of this identity."""
         looking = asyncio.create_task(self._look(notify))
+        giving_up = asyncio.create_task(self._sleep(timeout_s))
         try:
-            ends: list[asyncio.Future[Any]] = [self._found, looking]
-            await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            ends: list[asyncio.Future[Any]] = [self._found, looking, giving_up]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if looking.done():
                 looking.result()
             if not self._found.done():
                 raise self._unreachable(timeout_s)
             return self._found.result()
         finally:
-            tasks = (looking, *self._asking.values())
+            tasks = (looking, giving_up, *self._asking.values())
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -106,7 +114,7 @@ class ManifestSeeker:
                 asking = self._asking.get(peer)
                 if asking is None or asking.done():
                     self._asking[peer] = asyncio.create_task(self._ask(peer, ask))
-            await asyncio.sleep(_ASK_EVERY_S)
+            await self._sleep(_ASK_EVERY_S)
             if peers and self._identity_reports.keys() >= set(peers):
                 raise self._identity_reports[peers[0]]
 

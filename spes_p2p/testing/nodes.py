@@ -56,7 +56,7 @@ from spes_p2p.testing.training import tiny_run
 
 ReplyType = TypeVar("ReplyType")
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 _TEXT_BYTES = 20_000
 
 
@@ -73,6 +73,12 @@ def swift_run(**protocol: object) -> RunConfig:
         "parts": 3,
     }
     return tiny_run(protocol=times | protocol, held_out_bytes=2_048)
+
+
+def patient_run(**protocol: object) -> RunConfig:
+    """The same with times that let a busy machine finish every step and every receipt: no update comes too late."""
+    times: dict[str, object] = {"round_max_ms": 60_000, "train_grace_ms": 20_000, "min_rate_bytes_per_s": 5_000}
+    return swift_run(**(times | protocol))
 
 
 class TrainerInThread:
@@ -282,7 +288,7 @@ class NodeSwarm:
         await self._stacks.pop(name).aclose()
 
     async def wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Return once the condition holds. Raises what a node died of; SpesError after a minute."""
+        """Return once the condition holds. Raises what a node died of; SpesError after two minutes."""
         try:
             async with asyncio.timeout(WAIT_S):
                 while not condition():

@@ -23,7 +23,8 @@ from spes_p2p.protocol.head import Head, genesis_head
 from spes_p2p.protocol.messages import RunManifest
 from spes_p2p.storage.blobs import DiskBlobs
 from spes_p2p.storage.ledger import Ledger
-from spes_p2p.testing.nodes import NodeSwarm, node_swarm, swift_run
+from spes_p2p.testing import nodes
+from spes_p2p.testing.nodes import NodeSwarm, node_swarm
 from spes_p2p.testing.plain import PlainSpes, largest_difference
 from spes_p2p.training.data import TokenStream, data_key, load_corpus
 from spes_p2p.training.heldout import decode_held_out, held_out_hashes
@@ -47,14 +48,13 @@ TRAINING = TrainingConfig(
 
 
 def patient_run() -> RunConfig:
-    """fp32 codecs, and times that let a busy machine finish every step and every receipt."""
-    times = swift_run(train_grace_ms=20_000, min_rate_bytes_per_s=5_000).protocol
+    """fp32 codecs, and no update that comes too late."""
     return RunConfig(
         seed=5,
         model=MODEL,
         training=TRAINING,
         codecs=CodecConfig(expert="fp32", psi="fp32"),
-        protocol=times,
+        protocol=nodes.patient_run().protocol,
         held_out_bytes=2_048,
     )
 

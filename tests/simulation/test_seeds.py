@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -204,7 +205,8 @@ def test_workers_end_with_the_process_that_asked_for_the_seeds() -> None:
     parent = psutil.Process(process.pid)
     workers: list[psutil.Process] = []
     for _ in range(1200):
-        workers = [child for child in parent.children(recursive=True) if child.parent() != parent]
+        with suppress(psutil.NoSuchProcess):  # one that ended while it was looked at
+            workers = [child for child in parent.children(recursive=True) if child.parent() != parent]
         if len(workers) >= 2:
             break
         psutil.wait_procs([parent], timeout=0.05)

@@ -22,6 +22,9 @@ class FakeFeed:
         self._first = first or (imagined_snapshot(),)
         self._queue: asyncio.Queue[NodeSnapshot | LogEvent | None] = asyncio.Queue()
         self._code: int | None = None
+        self.reachable = asyncio.Event()
+        """Cleared: who asks again for updates waits until it is set."""
+        self.reachable.set()
 
     def show(self, update: NodeSnapshot | LogEvent) -> None:
         self._queue.put_nowait(update)
@@ -31,6 +34,7 @@ class FakeFeed:
         self._queue.put_nowait(None)
 
     async def updates(self, after: int) -> AsyncIterator[NodeSnapshot | LogEvent]:
+        await self.reachable.wait()
         for update in self._first:
             if isinstance(update, NodeSnapshot) or update.number > after:
                 yield update

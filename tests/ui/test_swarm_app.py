@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -16,14 +17,53 @@ from spes_p2p.node.snapshot import LogEvent, NodeSnapshot
 from spes_p2p.testing.handle import imagined_peer, imagined_snapshot
 
 SMALL, WIDE = (80, 24), (120, 40)
+WAIT_S = 60.0
 Read = Callable[[SwarmApp], str]
+ONE_LOOK = (
+    "Round 7 · 35 s left",
+    "▶train",
+    "12/40 steps",
+    "acknowledge",
+    "adopt",
+    "leader …BBBB0001  votes 1/3",
+    "2 of 8 shards mine",
+    "0*mine",
+    "1 BBBB0001",
+    "7 orphan",
+    "3.200 nats/byte",
+    "12,346 tok/s",
+    "● me        voter  r6   shards 0,4",
+    "● …BBBB0001 leader",
+    "○ …DDDD0003 voter",
+    "↑12.0 MB ↓34.5 MB",
+    "voter · round 6 certified · cpu 350.0 MB",
+    "l leave",
+    "q quit",
+    "? help",
+)
 
 
 async def settle(pilot: Pilot[str], until: Callable[[], bool]) -> None:
-    """Let the app work until something holds; the test's time limit is the bound."""
-    while not until():
-        await pilot.pause()
-    await pilot.pause()
+    """Let the app work until something holds. Raises TimeoutError after a minute."""
+    async with asyncio.timeout(WAIT_S):
+        while not until():
+            await pilot.pause()
+
+
+async def reads(pilot: Pilot[str], app: SwarmApp, read_screen: Read, *words: str) -> str:
+    """The screen, once it has all these words: it is drawn some time after what it shows has changed."""
+    text = ""
+
+    def has_them() -> bool:
+        nonlocal text
+        text = read_screen(app)
+        return all(word in text for word in words)
+
+    try:
+        await settle(pilot, has_them)
+    except TimeoutError:
+        pytest.fail(f"not on the screen: {[word for word in words if word not in text]}\n{text}")
+    return text
 
 
 async def shown(pilot: Pilot[str], app: SwarmApp) -> None:
@@ -34,41 +74,14 @@ async def shown(pilot: Pilot[str], app: SwarmApp) -> None:
 async def test_one_look_answers_everything(feed: Any, read_screen: Read, size: tuple[int, int]) -> None:
     app = SwarmApp([feed])
     async with app.run_test(size=size) as pilot:
-        await shown(pilot, app)
-        text = read_screen(app)
-    for words in (
-        "Round 7 · 35 s left",
-        "▶train",
-        "12/40 steps",
-        "acknowledge",
-        "adopt",
-        "leader …BBBB0001  votes 1/3",
-        "2 of 8 shards mine",
-        "0*mine",
-        "1 BBBB0001",
-        "7 orphan",
-        "3.200 nats/byte",
-        "12,346 tok/s",
-        "● me        voter  r6   shards 0,4",
-        "● …BBBB0001 leader",
-        "○ …DDDD0003 voter",
-        "↑12.0 MB ↓34.5 MB",
-        "voter · round 6 certified · cpu 350.0 MB",
-        "l leave",
-        "q quit",
-        "? help",
-    ):
-        assert words in text, words
+        text = await reads(pilot, app, read_screen, *ONE_LOOK)
     assert max(map(len, text.split("\n"))) <= size[0]
 
 
 async def test_wide_screen_has_a_curve_for_the_run_too(feed: Any, read_screen: Read) -> None:
     app = SwarmApp([feed])
     async with app.run_test(size=WIDE) as pilot:
-        await shown(pilot, app)
-        wide = read_screen(app)
-    assert "training, nats by step" in wide
-    assert "held-out, nats by round" in wide
+        await reads(pilot, app, read_screen, "training, nats by step", "held-out, nats by round")
 
 
 @pytest.mark.parametrize("size", [SMALL, WIDE])
@@ -83,16 +96,14 @@ async def test_curve_that_does_not_move_is_drawn(
     app = SwarmApp([make_feed(msgspec.structs.replace(snapshot, learning=learning))])
     async with app.run_test(size=size) as pilot:
         await shown(pilot, app)
-        assert "Learning" in read_screen(app)
+        await reads(pilot, app, read_screen, "Learning")
 
 
 @pytest.mark.parametrize("size", [SMALL, WIDE])
 async def test_curve_is_drawn(feed: Any, read_screen: Read, size: tuple[int, int]) -> None:
     app = SwarmApp([feed])
     async with app.run_test(size=size) as pilot:
-        await shown(pilot, app)
-        text = read_screen(app)
-    assert sum(text.count(chr(code)) for code in range(0x2801, 0x2900)) > 20  # braille dots
+        await settle(pilot, lambda: sum(0x2801 <= ord(mark) < 0x2900 for mark in read_screen(app)) > 20)  # braille dots
 
 
 @pytest.mark.parametrize(
@@ -106,10 +117,8 @@ async def test_says_the_same_without_colour(feed: Any, read_screen: Read, monkey
     monkeypatch.setenv("NO_COLOR", "1")
     app = SwarmApp([feed])
     async with app.run_test(size=SMALL) as pilot:
-        await shown(pilot, app)
-        text = read_screen(app)
+        await reads(pilot, app, read_screen, "0*mine", "7 orphan", "▶train")
     assert app.no_color
-    assert "0*mine" in text and "7 orphan" in text and "▶train" in text
 
 
 async def test_follows_the_snapshots(feed: Any, read_screen: Read) -> None:
@@ -117,9 +126,7 @@ async def test_follows_the_snapshots(feed: Any, read_screen: Read) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await shown(pilot, app)
         feed.show(imagined_snapshot(number=8, phase="vote"))
-        await settle(pilot, lambda: app.snapshot is not None and app.snapshot.round.number == 8)
-        text = read_screen(app)
-    assert "Round 8" in text and "▶vote" in text and "round 7 certified" in text
+        await reads(pilot, app, read_screen, "Round 8", "▶vote", "round 7 certified")
 
 
 async def test_before_the_first_round_it_says_what_it_waits_for(make_feed: Any, read_screen: Read) -> None:
@@ -130,20 +137,15 @@ async def test_before_the_first_round_it_says_what_it_waits_for(make_feed: Any, 
     feed = make_feed(msgspec.structs.replace(snapshot, round=view, member=False, voter=False))
     app = SwarmApp([feed])
     async with app.run_test(size=SMALL) as pilot:
-        await shown(pilot, app)
-        text = read_screen(app)
-    assert "load: the model (3 of 12 blobs)" in text
-    assert "joining · round 6 certified · waiting for the model" in text
+        waits = "joining · round 6 certified · waiting for the model"
+        await reads(pilot, app, read_screen, "load: the model (3 of 12 blobs)", waits)
 
 
 async def test_many_shards_and_peers_are_counted_where_they_do_not_fit(make_feed: Any, read_screen: Read) -> None:
     feed = make_feed(imagined_snapshot(num_peers=9, num_shards=64))
     app = SwarmApp([feed])
     async with app.run_test(size=SMALL) as pilot:
-        await shown(pilot, app)
-        text = read_screen(app)
-    assert "and 52 more shards" in text
-    assert "and 4 more peers" in text
+        await reads(pilot, app, read_screen, "and 52 more shards", "and 4 more peers")
 
 
 async def test_co_owned_shard_shows_how_many_share_it(make_feed: Any, read_screen: Read) -> None:
@@ -152,19 +154,21 @@ async def test_co_owned_shard_shows_how_many_share_it(make_feed: Any, read_scree
     feed = make_feed(msgspec.structs.replace(snapshot, shards=(snapshot.shards[0], shared)))
     app = SwarmApp([feed])
     async with app.run_test(size=SMALL) as pilot:
-        await shown(pilot, app)
-        assert "1 BBBB0001+1" in read_screen(app)
+        await reads(pilot, app, read_screen, "1 BBBB0001+1")
 
 
 async def test_log_lines_are_shown_once_after_a_break(make_feed: Any, read_screen: Read) -> None:
     feed = make_feed(imagined_snapshot(), LogEvent(number=1, at_ms=61_000, level="warning", text="a word"))
     app = SwarmApp([feed])
     async with app.run_test(size=WIDE) as pilot:
-        await shown(pilot, app)
+        await reads(pilot, app, read_screen, "1 min 01 s  warning: a word")
+        feed.reachable.clear()
         feed.end(None)
         await settle(pilot, lambda: app.problem == "the node has gone")
+        feed.reachable.set()
         await settle(pilot, lambda: app.problem == "")
-        text = read_screen(app)
+        feed.show(imagined_snapshot(number=8))
+        text = await reads(pilot, app, read_screen, "Round 8")
     assert text.count("1 min 01 s  warning: a word") == 1
 
 
@@ -174,11 +178,7 @@ async def test_silent_node_is_said_so_and_its_last_state_stays(feed: Any, read_s
     async with app.run_test(size=SMALL) as pilot:
         await shown(pilot, app)
         now_s += 12.9
-        await settle(pilot, lambda: app.silent_s > 0)
-        await pilot.pause()
-        text = read_screen(app)
-    assert "no news from the node for 12 s" in text
-    assert "Round 7" in text
+        await reads(pilot, app, read_screen, "no news from the node for 12 s", "Round 7")
 
 
 async def test_l_leaves_and_the_ui_stays_until_the_node_has_ended(feed: Any, read_screen: Read) -> None:
@@ -213,7 +213,7 @@ async def test_before_the_node_has_begun_there_is_nothing_to_leave_and_an_interr
         await pilot.pause()
         assert (feed.asked, app.return_value) == ([], None)
         await pilot.press("ctrl+c")
-        await pilot.pause()
+        await settle(pilot, lambda: app.return_value is not None)
     assert (feed.asked, app.return_value) == ([], "stop")
 
 
@@ -236,10 +236,10 @@ async def test_help_explains_and_closes(feed: Any, read_screen: Read) -> None:
         await shown(pilot, app)
         await pilot.press("question_mark")
         await settle(pilot, lambda: isinstance(app.screen, HelpScreen))
-        text = read_screen(app)
+        text = await reads(pilot, app, read_screen, "leave properly")
         await pilot.press("escape")
         await settle(pilot, lambda: not isinstance(app.screen, HelpScreen))
-    assert "leave properly" in text and "show another peer" not in text
+    assert "show another peer" not in text
 
 
 async def test_number_keys_switch_between_the_demos_peers(make_feed: Any, read_screen: Read) -> None:
@@ -251,10 +251,10 @@ async def test_number_keys_switch_between_the_demos_peers(make_feed: Any, read_s
 
     async with app.run_test(size=SMALL) as pilot:
         await settle(pilot, round_is(1))
-        assert "peer 1: " in read_screen(app)
+        await reads(pilot, app, read_screen, "peer 1: ")
         await pilot.press("3")
         await settle(pilot, round_is(3))
-        assert "peer 3: " in read_screen(app)
+        await reads(pilot, app, read_screen, "peer 3: ")
         await pilot.press("9")
         await pilot.pause()
         assert round_is(3)()
@@ -264,11 +264,10 @@ async def test_demo_has_nothing_to_leave(feed: Any, read_screen: Read) -> None:
     app = SwarmApp([feed], can_leave=False)
     async with app.run_test(size=SMALL) as pilot:
         await shown(pilot, app)
-        assert "l leave" not in read_screen(app)
+        assert "l leave" not in await reads(pilot, app, read_screen, "q quit")
         await pilot.press("l", "q", "l")
-        await pilot.pause()
-        assert isinstance(app.screen, QuitScreen)
-        assert "End the demo" in read_screen(app)
+        await settle(pilot, lambda: isinstance(app.screen, QuitScreen))
+        await reads(pilot, app, read_screen, "End the demo")
         await pilot.press("e")
         await settle(pilot, lambda: app.return_value is not None)
     assert (feed.asked, app.return_value) == ([], "stop")

@@ -59,4 +59,4 @@ def test_tied_process_ends_when_its_input_ends() -> None:
         assert child.stdout.readline() == b"ready\n"
         assert child.poll() is None
         child.stdin.close()
-        assert child.wait(10) == -signal.SIGTERM
+        assert child.wait(60) == -signal.SIGTERM

@@ -11,7 +11,8 @@ import pytest
 import structlog
 
 from spes_p2p.client import logs
-from spes_p2p.client.progress import Progress
+from spes_p2p.client.progress import LOOK_EVERY_S, Progress
+from spes_p2p.testing.clock import VirtualClock
 from spes_p2p.testing.handle import FakeHandle, imagined_snapshot
 
 
@@ -48,15 +49,15 @@ async def test_each_phase_certificate_and_log_line_is_told_once(captured: struct
     assert captured.entries[3]["shards"] == [0, 4]
 
 
-async def test_a_newcomer_passes_old_certificates_in_silence(
-    captured: structlog.testing.LogCapture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spes_p2p.client.progress.LOOK_EVERY_S", 0.05)
+async def test_a_newcomer_passes_old_certificates_in_silence(captured: structlog.testing.LogCapture) -> None:
+    clock = VirtualClock()
     handle = FakeHandle(imagined_snapshot(number=1, phase="load"))
-    following = asyncio.create_task(Progress(structlog.get_logger()).follow(handle))
+    progress = Progress(structlog.get_logger(), lambda seconds: clock.sleep_ms(round(1000 * seconds)))
+    following = asyncio.create_task(progress.follow(handle))
     for number in range(2, 100):
         await asyncio.sleep(0)
         await handle.show(imagined_snapshot(number=number, phase="load"))
+    clock.jump(round(1000 * LOOK_EVERY_S))
     while len(captured.entries) < 3:
         await asyncio.sleep(0)
     following.cancel()

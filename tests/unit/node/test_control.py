@@ -84,7 +84,7 @@ async def test_stream_ends_when_the_node_ends(handle: FakeHandle, tmp_path: Path
     async with serve_control(handle, tmp_path):
         reader = asyncio.create_task(read())
         await first.wait()
-    await asyncio.wait_for(reader, 5)
+    await asyncio.wait_for(reader, 60)
     assert updates[0] == handle.snapshot()
 
 

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from spes_p2p.errors import IdentityError, MachineError, RemoteProtocolError, TrainerError
-from spes_p2p.node.driver import MAX_WAITING
+from spes_p2p.node.driver import _REST_MS, MAX_WAITING
 from spes_p2p.node.leaving import leave_properly
 from spes_p2p.node.worker_messages import LoadStart, Publish, Train
 from spes_p2p.protocol import effects as fx
-from spes_p2p.testing.nodes import NodeSwarm, SwarmNode, node_swarm
+from spes_p2p.testing.nodes import WAIT_S, NodeSwarm, SwarmNode, node_swarm, patient_run
 
 FOUNDERS = ["ada", "ben", "cleo"]
+COUNTED = ("accepted", "accepted late")
+"""On a busy machine acknowledgements may come after the cut of their round."""
 
 
 async def start_founders(swarm: NodeSwarm, founders: list[str]) -> list[SwarmNode]:
@@ -29,7 +31,7 @@ def verdicts(node: SwarmNode) -> dict[int, str]:
 
 
 async def test_founders_and_a_late_joiner_certify_the_same_rounds(tmp_path: Path) -> None:
-    async with node_swarm(tmp_path / "swarm") as swarm:
+    async with node_swarm(tmp_path / "swarm", patient_run()) as swarm:
         ada, *_ = await start_founders(swarm, FOUNDERS)
         await swarm.wait_round(3)
         dan = await swarm.start("dan", manifest_from="ada")
@@ -41,7 +43,7 @@ async def test_founders_and_a_late_joiner_certify_the_same_rounds(tmp_path: Path
         assert all(history[number] == histories[0][number] for history in histories for number in range(1, reached + 1))
         assert len(ada.driver.machine.terms.members) == 4
         assert verdicts(ada)[2] == "accepted"
-        assert ada.driver.errands.tally.parts_aggregated > 0
+        assert sum(node.driver.errands.tally.parts_aggregated for node in swarm.nodes.values()) > 0
         assert 1 not in verdicts(ada)  # round 1 is for claims
 
 
@@ -58,7 +60,11 @@ async def test_node_that_is_killed_goes_on_from_its_ledger_and_journal(tmp_path:
         await swarm.wait_round(ben.round + 2)
         assert swarm.nodes["ada"].driver.machine.head.state.row(ben.driver.machine.terms.members[0]) is not None
         assert len(ben.driver.machine.terms.members) == 3
-        await swarm.wait(lambda: verdicts(ben).get(ben.round) in ("accepted", "pending"), "update after the restart")
+        restarted_in = ben.round
+        await swarm.wait(
+            lambda: any(verdicts(ben).get(number) in COUNTED for number in range(restarted_in, ben.round + 1)),
+            "update after the restart that counts",
+        )
 
 
 async def test_update_that_was_journalled_is_not_trained_again_after_a_restart(tmp_path: Path) -> None:
@@ -74,8 +80,7 @@ async def test_update_that_was_journalled_is_not_trained_again_after_a_restart(t
         swarm.introduce()
         stored = next(data for key, data in ada.tools.journal.scan().items() if key.endswith("signed/manifest/2"))
         assert stored == manifest
-        counted = ("accepted", "accepted late")  # its acknowledgement may come after the cut of round 2
-        await swarm.wait(lambda: verdicts(ada).get(2) in counted, "verdict on the journalled update")
+        await swarm.wait(lambda: verdicts(ada).get(2) in COUNTED, "verdict on the journalled update")
         assert 2 not in ada.trainer.trained_rounds
         await swarm.wait(lambda: 3 in ada.trainer.trained_rounds, "training of the next round")
         assert ben.round >= 2
@@ -108,7 +113,11 @@ async def test_trainer_that_fails_costs_one_update_and_no_round(tmp_path: Path, 
         failed = ben.round
         await swarm.wait_round(failed + 3)
         assert any("no update" in note for note in ben.notes)
-        assert "accepted" in [verdict for number, verdict in verdicts(ben).items() if number > failed + 1]
+
+        def counts_again() -> bool:
+            return any(verdicts(ben).get(number) in COUNTED for number in range(failed + 2, ben.round + 1))
+
+        await swarm.wait(counts_again, "update after the failure that counts")
 
 
 async def test_full_disk_of_the_trainer_ends_the_node_with_its_cause(tmp_path: Path) -> None:
@@ -116,7 +125,7 @@ async def test_full_disk_of_the_trainer_ends_the_node_with_its_cause(tmp_path: P
         _, ben, _ = await start_founders(swarm, FOUNDERS)
         await swarm.wait_round(1)
         ben.trainer.fail_next[Publish] = MachineError("disk full: cannot write in trainer")
-        await asyncio.wait([ben.running], timeout=60)
+        await asyncio.wait([ben.running], timeout=WAIT_S)
         with pytest.raises(MachineError, match="disk full"):
             ben.running.result()
         assert max(ben.history()) == ben.round
@@ -132,7 +141,7 @@ async def test_full_disk_of_the_journal_ends_the_node_before_anything_is_sent(
         swarm.create(FOUNDERS)
         ada = await swarm.start("ada")
         monkeypatch.setattr(ada.tools.journal, "put", full)
-        await asyncio.wait([ada.running], timeout=60)
+        await asyncio.wait([ada.running], timeout=WAIT_S)
         with pytest.raises(MachineError, match="disk full"):
             ada.running.result()
         assert ada.driver.tally.messages_sent == 0
@@ -141,7 +150,8 @@ async def test_full_disk_of_the_journal_ends_the_node_before_anything_is_sent(
 
 
 async def test_leaver_hands_its_masters_over_and_ends(tmp_path: Path) -> None:
-    async with node_swarm(tmp_path / "swarm") as swarm:
+    # masters fit what was published only if the leaver's last update came in time
+    async with node_swarm(tmp_path / "swarm", patient_run()) as swarm:
         founders = await start_founders(swarm, FOUNDERS)
         await swarm.wait_round(3)
         state = founders[0].driver.machine.head.state
@@ -157,8 +167,11 @@ async def test_leaver_hands_its_masters_over_and_ends(tmp_path: Path) -> None:
             state = swarm.nodes[name].driver.machine.head.state
             assert state.row(sole) is None
             assert all(state.owners(shard) for shard in range(4))
-        notes = [note for name in others for note in swarm.nodes[name].notes]
-        assert any("took over shard" in note for note in notes), notes
+
+        def is_taken_over() -> bool:
+            return any("took over shard" in note for name in others for note in swarm.nodes[name].notes)
+
+        await swarm.wait(is_taken_over, "masters at an heir")  # a trainer takes them when it has its start
 
 
 async def test_the_only_member_leaves_at_once(tmp_path: Path) -> None:
@@ -175,7 +188,7 @@ async def test_message_after_the_end_is_answered_and_not_kept_waiting(tmp_path: 
         (ada,) = await start_founders(swarm, ["ada"])
         await swarm.kill("ada")
         with pytest.raises(RemoteProtocolError, match="ending"):
-            await asyncio.wait_for(ada.driver.receive(swarm.identity("ben").peer_id, b""), 1)
+            await asyncio.wait_for(ada.driver.receive(swarm.identity("ben").peer_id, b""), WAIT_S)
 
 
 async def test_own_input_waits_behind_a_bounded_number_of_messages(
@@ -195,7 +208,7 @@ async def test_own_input_waits_behind_a_bounded_number_of_messages(
         sends = [asyncio.ensure_future(ada.driver.receive(stranger, b"")) for _ in range(3 * MAX_WAITING)]
         await asyncio.sleep(0)
         ada.driver.give(own)
-        answers = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), 30)
+        answers = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), WAIT_S)
         assert all(isinstance(answer, RemoteProtocolError) for answer in answers)
         assert sum(isinstance(event, fx.Received) for event in handled) == 3 * MAX_WAITING
         before = handled[: next(place for place, event in enumerate(handled) if event is own)]
@@ -219,14 +232,17 @@ async def test_machine_that_cannot_do_what_is_due_is_asked_again_and_the_node_go
             return handle(event, now_ms)
 
         monkeypatch.setattr(ada.driver.machine, "handle", stuck)
+        stuck_at_ms = ada.tools.clock.now_ms()
         for _ in range(2):
             with pytest.raises(RemoteProtocolError, match="nonsense"):
                 await ada.driver.receive(stranger, b"")
         assert ada.driver.tally.messages_refused >= 4
         told = [note for note in ada.notes if "is held up by a message: nonsense that was taken in" in note]
         assert len(told) == 1
-        await asyncio.wait([ada.running], timeout=0.1)
-        assert num_ticks < 10  # it rests, it does not spin
+        for _ in range(200):
+            await asyncio.sleep(0)
+        num_rests = (ada.tools.clock.now_ms() - stuck_at_ms) // _REST_MS
+        assert num_ticks < 10 + 2 * num_rests  # it does not spin
         is_stuck = False
         await swarm.wait_round(ada.round + 1)
 
@@ -238,7 +254,7 @@ async def test_senders_that_wait_are_answered_at_the_end(tmp_path: Path) -> None
         sends = [asyncio.ensure_future(ada.driver.receive(stranger, b"")) for _ in range(3 * MAX_WAITING)]
         await asyncio.sleep(0)
         await swarm.kill("ada")
-        answers = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), 5)
+        answers = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), WAIT_S)
         assert all(isinstance(answer, RemoteProtocolError) for answer in answers)
 
 
@@ -250,6 +266,6 @@ async def test_identity_in_use_is_believed_from_an_honest_member_only(tmp_path: 
         await swarm.wait_round(1)
         assert not ada.running.done()
         ada.driver.identity_reported(swarm.identity("ben").peer_id, IdentityError("identity in use: twice"))
-        await asyncio.wait([ada.running], timeout=10)
+        await asyncio.wait([ada.running], timeout=WAIT_S)
         with pytest.raises(IdentityError, match="twice"):
             ada.running.result()

@@ -13,7 +13,9 @@ from spes_p2p.node.history import read_history, read_manifest
 from spes_p2p.testing.nodes import node_swarm
 
 
-async def test_history_is_the_same_beside_the_running_node_after_a_kill_and_in_a_copy(tmp_path: Path) -> None:
+async def test_history_is_the_same_beside_the_running_node_after_a_kill_and_in_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with node_swarm(tmp_path / "swarm") as swarm:
         swarm.create(["ada"])
         ada = await swarm.start("ada")
@@ -24,8 +26,18 @@ async def test_history_is_the_same_beside_the_running_node_after_a_kill_and_in_a
         assert beside[0].updates == 0  # round 1 is for claims
         assert beside[1].updates == 1
         assert beside[1].tokens > 0
-        copy = tmp_path / "copy"
-        shutil.copytree(folder, copy)  # as a crash would leave it: the write-ahead log is not folded in
+        copy, append = tmp_path / "copy", ada.tools.ledger.append
+
+        def copy_before(*entry: object, **more: object) -> None:
+            """While nothing else writes; as a crash would leave it: the write-ahead log is not folded in."""
+            if not copy.exists():
+                copy.mkdir()
+                for file in (MANIFEST_FILE, LEDGER_FILE, f"{LEDGER_FILE}-wal"):
+                    shutil.copy(folder / file, copy / file)
+            append(*entry, **more)
+
+        monkeypatch.setattr(ada.tools.ledger, "append", copy_before)
+        await swarm.wait_round(len(beside) + 2)
         await swarm.kill("ada")
         assert read_history(copy)[: len(beside)] == beside
         after = read_history(folder)
@@ -50,8 +62,8 @@ async def test_ledger_of_another_run_is_found(tmp_path: Path) -> None:
         one.create(["ada"])
         ada = await one.start("ada")
         await one.wait(lambda: ada.driver.tally.rounds_adopted >= 1, "first round")
+        await one.kill("ada")
         two.create(["ben"])
         shutil.copy(one.data_dir("ada") / LEDGER_FILE, two.data_dir("ben") / LEDGER_FILE)
-        shutil.copy(one.data_dir("ada") / f"{LEDGER_FILE}-wal", two.data_dir("ben") / f"{LEDGER_FILE}-wal")
         with pytest.raises(LocalStateError, match="does not fit its run at round 1"):
             read_history(two.data_dir("ben"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
@@ -17,18 +18,18 @@ from spes_p2p.errors import (
     UnreachableError,
 )
 from spes_p2p.ids import Digest, PeerId, RunId
-from spes_p2p.node.joining import ManifestSeeker, bring_held_out, check_admission, find_peers
+from spes_p2p.node.joining import FIND_TIMEOUT_S, ManifestSeeker, bring_held_out, check_admission, find_peers
 from spes_p2p.protocol.codec import encode, run_id
 from spes_p2p.protocol.messages import SignedRun, TipAsk
 from spes_p2p.protocol.roster import invite_payload
 from spes_p2p.testing import protocol_cases as cases
+from spes_p2p.testing.clock import VirtualClock
 from spes_p2p.testing.swarm import identity_of, make_manifest
 
 FOUNDER, OTHER, ME = cases.identities(3)
 MANIFEST = make_manifest(cases.quick_config(), [FOUNDER.peer_id], cases.NUM_PARTS, identity_of("invite"))
 SIGNED = SignedRun(MANIFEST, FOUNDER.sign("run", encode(MANIFEST)))
 RUN = RunId(run_id(MANIFEST))
-TOO_SHORT_S = 0.05
 
 
 class Transport:
@@ -63,6 +64,17 @@ def quiet(level: str, text: str) -> None:
     pass
 
 
+async def seek_in_vain(transport: Transport) -> None:
+    """Seek until all peers have been asked, and then until the time is over."""
+    clock = VirtualClock()
+    seeker = ManifestSeeker(RUN, transport, lambda seconds: clock.sleep_ms(round(1000 * seconds)))
+    seeking = asyncio.create_task(seeker.seek(quiet))
+    while clock.next_wake_ms() is None or len(transport.asked) < len(transport.peers) - 1:
+        await asyncio.sleep(0)
+    clock.jump(round(1000 * FIND_TIMEOUT_S))
+    await seeking
+
+
 async def test_manifest_comes_from_whoever_has_it() -> None:
     transport = Transport([FOUNDER])
     seeker = ManifestSeeker(RUN, transport)
@@ -92,8 +104,9 @@ async def test_run_that_is_not_found_names_what_every_peer_said() -> None:
     transport = Transport([FOUNDER, OTHER], answer)
     transport.refusals[identity_of("old").peer_id] = "protocol: 1 here, 0 there"
     with pytest.raises(UnreachableError) as raised:
-        await ManifestSeeker(RUN, transport).seek(quiet, TOO_SHORT_S)
+        await seek_in_vain(transport)
     text = str(raised.value)
+    assert "not found within 180 s" in text
     assert f"{peer_text(FOUNDER.peer_id)}: it has not given the manifest" in text
     assert f"{peer_text(OTHER.peer_id)}: connection refused" in text
     assert "protocol: 1 here, 0 there" in text
@@ -102,7 +115,7 @@ async def test_run_that_is_not_found_names_what_every_peer_said() -> None:
 
 async def test_run_without_known_peers_says_so() -> None:
     with pytest.raises(UnreachableError, match="no peer of it is known here"):
-        await ManifestSeeker(RUN, Transport([])).seek(quiet, TOO_SHORT_S)
+        await seek_in_vain(Transport([]))
 
 
 async def test_look_up_that_fails_is_told_and_tried_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from spes_p2p.errors import LocalStateError
@@ -40,13 +41,15 @@ async def test_a_joiner_at_round_200_checks_the_whole_chain_and_becomes_a_member
         ada = await swarm.start("ada")
         dan = await swarm.start("dan", manifest_from="ada")
         assert dan.round >= 200  # before its first message
-        assert dan.notes[0].startswith("checking round 1 of 20")  # a round may be over by then
+        begun = re.fullmatch(r"checking round 1 of (\d+)", dan.notes[0])
+        assert begun is not None and int(begun[1]) >= 200  # rounds may be over by then
         swarm.introduce()
         await swarm.wait(lambda: dan.driver.machine.is_member, "membership")
         reached = dan.round
         await swarm.wait(lambda: all(reached in node.history() for node in (ada, dan)), "that round in both ledgers")
         assert ada.history()[reached] == dan.history()[reached]
-        assert sorted(dan.history()) == list(range(1, max(dan.history()) + 1))
+        rounds = sorted(dan.history())
+        assert rounds == list(range(1, rounds[-1] + 1))
         found = audit(swarm.data_dir("dan"))
         assert (found.problem, found.skipped) == (None, [])
         assert found.num_checked >= reached

@@ -22,12 +22,12 @@ async def test_waiting_ends_with_a_line_or_any_change_and_at_once_if_there_is_ne
     log = NodeLog()
     for wake in (lambda: log.tell("info", "news"), log.changed):
         number = log.after(0)[-1].number if log.after(0) else 0
-        waiting = asyncio.create_task(log.wait(number, 60))
+        waiting = asyncio.create_task(log.wait(number, 600))
         await asyncio.sleep(0)
         assert not waiting.done()
         wake()
-        await asyncio.wait_for(waiting, 5)
-    await asyncio.wait_for(log.wait(0, 60), 5)
+        await asyncio.wait_for(waiting, 60)
+    await asyncio.wait_for(log.wait(0, 600), 60)
 
 
 async def test_warnings_of_loggers_show_from_whatever_thread() -> None:
@@ -42,7 +42,7 @@ async def test_warnings_of_loggers_show_from_whatever_thread() -> None:
         thread = threading.Thread(target=logger.error, args=("from a thread",))
         thread.start()
         await asyncio.to_thread(thread.join)
-        await asyncio.wait_for(log.wait(1, 60), 5)
+        await asyncio.wait_for(log.wait(1, 600), 60)
     finally:
         logger.removeHandler(bridge)
     assert [(event.level, event.text) for event in log.after(0)] == [
