@@ -38,7 +38,7 @@ _POLL_S = 0.2
 _FINE_POLL_S = 0.02
 _END_S = 60.0
 _NOTE_EVERY_S = 1.0
-_ORPHANS_S = 20.0
+_ORPHANS_S = 10.0
 """How long the kernel and a closed pipe may take to end the children of a killed node."""
 
 Finals = dict[tuple[int, int], Digest]

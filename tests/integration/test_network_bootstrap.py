@@ -20,7 +20,7 @@ from spes_p2p.network.addresses import parse_peer_address, socket_address
 pytestmark = pytest.mark.live
 
 LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
-END_S = 30.0
+END_S = 10.0
 START_S = 120.0
 
 
