@@ -11,6 +11,7 @@
     --capacity      SPES_CAPACITY       capacity
     --threads       SPES_THREADS        threads
     --frozen-format SPES_FROZEN_FORMAT  frozen_format
+    --moments       SPES_MOMENTS        moments
 
 The file is `config.toml` in the user's configuration folder, or the one that SPES_CONFIG names. A list from a higher
 place replaces the whole list of a lower one.
@@ -47,6 +48,7 @@ class Choices(Frozen):
     capacity: PositiveInt | None = None
     threads: PositiveInt | None = None
     frozen_format: Literal["fp32", "bf16"] | None = None
+    moments: Literal["fp32", "int8"] | None = None
     rounds: int | None = Field(default=None, ge=1)
     """Only a flag: it means one start, not a habit."""
 

@@ -309,6 +309,8 @@ class NodeConfig(Frozen):
     """Most shards to own. Default: all."""
     threads: PositiveInt = 1
     frozen_format: Literal["fp32", "bf16"] = "fp32"
+    moments: Literal["fp32", "int8"] = "fp32"
+    """How the optimizer holds its moments of what this node trains."""
     stop_after_round: int | None = None
     """Take part until this round is certified, then only serve until told to end."""
 

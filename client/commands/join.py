@@ -39,6 +39,9 @@ def join(
     frozen_format: Annotated[
         str | None, typer.Option("--frozen-format", help="How others' experts are stored: fp32 or bf16.")
     ] = None,
+    moments: Annotated[
+        str | None, typer.Option("--moments", help="How the optimizer's moments are stored: fp32 or int8.")
+    ] = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="Train until this round is certified, then only serve.")
     ] = None,
@@ -62,6 +65,7 @@ def join(
         capacity=capacity,
         threads=threads,
         frozen_format=frozen_format,
+        moments=moments,
         rounds=rounds,
     )
     choices = _checked_addresses(choose(flags))

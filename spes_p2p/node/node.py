@@ -299,6 +299,7 @@ class Node:
             held_out=signed.manifest.held_out,
             device=config.device,
             frozen_format=config.frozen_format,
+            moments=config.moments,
             threads=config.threads,
         )
 

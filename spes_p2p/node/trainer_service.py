@@ -72,7 +72,13 @@ class TrainerService:
 
         def new_trainer() -> Trainer:
             stream = TokenStream(corpus.documents, ByteTokenizer(), key)
-            return Trainer(self._config, stream, device=hello.device, frozen_format=hello.frozen_format)
+            return Trainer(
+                self._config,
+                stream,
+                device=hello.device,
+                frozen_format=hello.frozen_format,
+                moments=hello.moments,
+            )
 
         self._trainer, resumed, damaged = self._resume(new_trainer)
         self._reader: StartReader | None = None

@@ -35,6 +35,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """Blob of the held-out set; it must be in the store."""
     device: str = "cpu"
     frozen_format: Literal["fp32", "bf16"] = "fp32"
+    moments: Literal["fp32", "int8"] = "fp32"
     threads: int = 1
 
 

@@ -11,7 +11,7 @@ from spes_p2p.config import RunConfig
 from spes_p2p.errors import NotFiniteError, SchemaError
 from spes_p2p.model.shards import shard_shapes, shard_tensor_names
 from spes_p2p.training.arrays import F32, Bytes, Tensors, require_finite
-from spes_p2p.training.optim import Moments
+from spes_p2p.training.moments import Moments
 from spes_p2p.training.own_work import carried_master
 from spes_p2p.training.tensorfile import TensorSpec, decode_tensors, encode_tensors
 from spes_p2p.training.trainer import Trainer

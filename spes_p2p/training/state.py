@@ -2,26 +2,31 @@
 
 Kept: the shared modules and masters as they are, moments, residual, updates under way, data position. Not kept: frozen
 experts and the agreed start, which every round brings anew.
+
+Moments are kept as the optimizer holds them, so that 8-bit ones stay small and come back with the same bits. A trainer
+of the other format converts them. Nothing is copied on the way to the bytes that is in host memory already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
 
 import msgspec
-import numpy as np
 import numpy.typing as npt
 import safetensors
 import safetensors.numpy
+import torch
+from torch import Tensor
 
 from spes_p2p.config import RunConfig
 from spes_p2p.digests import digest
 from spes_p2p.errors import LocalStateError, SchemaError
 from spes_p2p.model.shards import parse_expert_name, shard_of_expert
-from spes_p2p.model.transformer import to_numpy
 from spes_p2p.training.arrays import F32, Bytes, Tensors
 from spes_p2p.training.data import Position
-from spes_p2p.training.optim import Moments
+from spes_p2p.training.moments import AnyMoments, HeldMoments, PackedMoments, PlainMoments
 from spes_p2p.training.own_work import PendingUpdate
 from spes_p2p.training.trainer import Trainer
 
@@ -49,10 +54,13 @@ class StateNote(msgspec.Struct, frozen=True, kw_only=True):
 
 def save_state(trainer: Trainer) -> bytes:
     """The trainer's own state as safetensors bytes."""
-    tensors: Tensors = {f"weight/{name}": to_numpy(weight) for name, weight in trainer.model.named_parameters()}
-    moments = trainer.optimizer.moments()
-    for name, values in moments.items():
-        tensors[f"mean/{name}"], tensors[f"square/{name}"] = values.mean, values.square
+    tensors: dict[str, npt.NDArray[Any]] = {
+        f"weight/{name}": _in_host_memory(weight) for name, weight in trainer.model.named_parameters()
+    }
+    held = trainer.optimizer.held_moments()
+    for name, values in held.items():
+        for kind, tensor in values.moments.tensors().items():
+            tensors[f"{kind}/{name}"] = _in_host_memory(tensor)
     tensors["residual"] = trainer.work.residual
     for number, update in trainer.work.pending.items():
         tensors[f"pending/{number}/wanted"] = update.wanted
@@ -69,7 +77,7 @@ def save_state(trainer: Trainer) -> bytes:
         owned=trainer.owned,
         finite=trainer.finite,
         position=(position.pass_number, position.place, position.offset),
-        num_steps={name: values.num_steps for name, values in moments.items()},
+        num_steps={name: values.num_steps for name, values in held.items()},
     )
     return safetensors.numpy.save(tensors, metadata={_NOTE: msgspec.json.encode(note).decode()})
 
@@ -94,15 +102,11 @@ def restore_state(trainer: Trainer, data: Bytes) -> None:
         raise LocalStateError(f"the trainer's checkpoint does not fit the run: {error}") from error
 
 
-def _restore(trainer: Trainer, note: StateNote, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
+def _restore(trainer: Trainer, note: StateNote, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
     trainer.adopt(note.owned, note.round, bytes.fromhex(note.base), note.global_step, note.finite)
     trainer.model.load(_below("weight/", tensors))
-    means, squares = _below("mean/", tensors), _below("square/", tensors)
-    trainer.optimizer.load_moments(
-        {
-            name: Moments(mean=means[name], square=squares[name], num_steps=num_steps)
-            for name, num_steps in note.num_steps.items()
-        }
+    trainer.optimizer.load_held(
+        {name: HeldMoments(moments=_moments(name, tensors), num_steps=steps) for name, steps in note.num_steps.items()}
     )
     work = trainer.work
     if tensors["residual"].shape != work.residual.shape:
@@ -112,6 +116,22 @@ def _restore(trainer: Trainer, note: StateNote, tensors: Mapping[str, npt.NDArra
         work.published(number, _pending(trainer.config, _below(f"pending/{number}/", tensors)))
     pass_number, place, offset = note.position
     trainer.stream.position = Position(pass_number=pass_number, place=place, offset=offset)
+
+
+def _moments(name: str, tensors: Mapping[str, npt.NDArray[Any]]) -> AnyMoments:
+    form = PackedMoments if f"mean_scales/{name}" in tensors else PlainMoments
+    kinds = [field.name for field in fields(form)]
+    moments = form(**{kind: torch.from_numpy(tensors[f"{kind}/{name}"]) for kind in kinds})
+    for kind, tensor in moments.tensors().items():
+        wanted = torch.int8 if form is PackedMoments and kind in ("mean", "square") else torch.float32
+        if tensor.dtype != wanted:
+            raise SchemaError(f"{kind} of {name} is {tensor.dtype}")
+    return moments
+
+
+def _in_host_memory(tensor: Tensor) -> npt.NDArray[Any]:
+    """A view where the tensor is there already."""
+    return tensor.detach().cpu().contiguous().numpy()
 
 
 def _pending(config: RunConfig, tensors: Tensors) -> PendingUpdate:

@@ -28,6 +28,7 @@ from spes_p2p.training.arrays import Tensors
 from spes_p2p.training.data import TokenStream
 from spes_p2p.training.evaluate import Evaluation, evaluate
 from spes_p2p.training.losses import batch_losses, owned_count_scale
+from spes_p2p.training.moments import MomentsFormat
 from spes_p2p.training.optim import NamedAdamW
 from spes_p2p.training.own_work import MasterRule, OwnWork, PendingUpdate, ResidualRule, carried_master
 from spes_p2p.training.schedule import learning_rate
@@ -96,13 +97,14 @@ class Trainer:
         *,
         device: str = "cpu",
         frozen_format: FrozenFormat = "fp32",
+        moments: MomentsFormat = "fp32",
         tokenizer: Tokenizer | None = None,
     ) -> None:
         self.config = config
         self.stream = stream
         self.tokenizer = tokenizer or ByteTokenizer()
         self.model = Transformer.build(config.model, frozen_format, device)
-        self.optimizer = NamedAdamW(config.training, self.model.psi())
+        self.optimizer = NamedAdamW(config.training, self.model.psi(), moments)
         self.work = OwnWork(config)
         self.owned: tuple[int, ...] = ()
         self.round = -1

@@ -50,6 +50,7 @@ def test_environment_knows_every_choice_and_splits_lists() -> None:
             "SPES_CAPACITY": "2",
             "SPES_THREADS": "4",
             "SPES_FROZEN_FORMAT": "bf16",
+            "SPES_MOMENTS": "int8",
         }
     )
     assert choices == Choices(
@@ -63,6 +64,7 @@ def test_environment_knows_every_choice_and_splits_lists() -> None:
         capacity=2,
         threads=4,
         frozen_format="bf16",
+        moments="int8",
     )
 
 

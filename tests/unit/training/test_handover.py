@@ -3,13 +3,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from spes_p2p.digests import digest
 from spes_p2p.errors import NotFiniteError, SchemaError
-from spes_p2p.testing.training import genesis_round, genesis_shards, tiny_run, tiny_trainer
+from spes_p2p.testing.training import (
+    TINY_MODEL,
+    genesis_round,
+    genesis_shards,
+    tiny_documents,
+    tiny_run,
+    tiny_trainer,
+)
 from spes_p2p.training.codecs import decode_expert_blob, encode_expert_blob
+from spes_p2p.training.data import TokenStream
 from spes_p2p.training.handover import export_handover, import_handover, read_handover
+from spes_p2p.training.tokenizer import ByteTokenizer
 from spes_p2p.training.trainer import Trainer
 
 CONFIG = tiny_run()
+WIDE = tiny_run(model=TINY_MODEL.model_copy(update={"width": 64, "expert_width": 72}))
+"""Its experts' weights are large enough for 8-bit moments."""
 
 
 def leaver() -> Trainer:
@@ -41,6 +53,30 @@ def test_a_successor_goes_on_with_masters_and_moments_of_the_leaver():
         moments = new.optimizer.moments([name])[name]
         np.testing.assert_array_equal(moments.square, old.optimizer.moments([name])[name].square)
         assert moments.num_steps == 3
+
+
+@pytest.mark.parametrize(("giver", "taker"), [("int8", "fp32"), ("fp32", "int8"), ("int8", "int8")])
+def test_a_shard_passes_between_trainers_of_both_formats_of_moments(giver, taker):
+    def trainer(moments) -> Trainer:
+        made = Trainer(WIDE, TokenStream(tiny_documents(), ByteTokenizer(), digest("tiny", 0)), moments=moments)
+        made.load_start(genesis_round(WIDE, (1,)))
+        return made
+
+    old, new = trainer(giver), trainer(taker)
+    old.train(3)
+    row = decode_expert_blob(WIDE, 1, encode_expert_blob(WIDE, 1, old.trained(1)))
+    blob = export_handover(old, 1)
+    assert len(blob) == len(export_handover(trainer("fp32"), 1))
+    assert import_handover(new, 1, blob, row) is None
+    names = list(old.trained(1))
+    given, taken = old.optimizer.moments(names), new.optimizer.moments(names)
+    for name in names:
+        assert taken[name].num_steps == 3
+        if (giver, taker) == ("fp32", "int8"):
+            assert np.linalg.norm(taken[name].mean - given[name].mean) < 0.02 * np.linalg.norm(given[name].mean)
+        else:
+            np.testing.assert_array_equal(taken[name].mean, given[name].mean)
+            np.testing.assert_array_equal(taken[name].square, given[name].square)
 
 
 def test_a_refused_hand_over_leaves_start_and_no_moments():
