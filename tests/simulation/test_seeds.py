@@ -19,7 +19,9 @@ from spes_p2p.testing.sim.disk import Point
 from spes_p2p.testing.sim.faults import ALL, parse_faults
 from spes_p2p.testing.sim.invariants import InvariantError
 from spes_p2p.testing.sim.judge import Judge
+from spes_p2p.testing.sim.mishaps import Mishaps
 from spes_p2p.testing.sim.play import Outcome
+from spes_p2p.testing.sim.scenario import draw
 from spes_p2p.testing.swarm import SimPeer, Swarm
 
 Make = Callable[..., Swarm]
@@ -123,6 +125,23 @@ def test_only_a_peer_that_forgets_its_journal_contradicts_itself(swarm_of: Make,
     else:
         swarm.pass_time(MINUTE_MS)
         assert victim.machine.head.round == 1
+
+
+# --- mishaps ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_healing_starts_everybody_who_is_dead_for_a_while_whenever_it_comes(seed: int) -> None:
+    scenario = draw(seed, num_peers=8, num_rounds=5, chosen=frozenset({"silent"}))
+    swarm = Swarm(scenario.config, [f"p{number}" for number in range(8)], seed=seed)
+    swarm.log_lines.on = True
+    mishaps = Mishaps(swarm, scenario)
+    mishaps.begin()
+    assert swarm.run(lambda: not all(peer.alive for peer in swarm.peers.values()), MINUTE_MS)
+    for_good = [peer.name for peer in swarm.peers.values() if peer.gone]
+    mishaps.heal()
+    assert [peer.name for peer in swarm.peers.values() if not peer.alive] == for_good
+    assert len(for_good) == sum("dies for good" in line for line in swarm.log_lines.lines())
 
 
 # --- the judge -------------------------------------------------------------------------------------------------------
