@@ -66,6 +66,11 @@ def short_peer(peer: str) -> str:
     return f"…{peer[-SHORT_PEER_CHARACTERS:]}" if len(peer) > SHORT_PEER_CHARACTERS else peer or "-"
 
 
+def count_text(number: int, thing: str) -> str:
+    """Such as `1 member`, `1,200 members`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def bytes_text(num_bytes: float) -> str:
     """Bytes with a decimal unit, such as `12.3 MB`."""
     size = float(num_bytes)
