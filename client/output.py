@@ -28,18 +28,28 @@ def say_json(value: Any) -> None:
 
 
 def prepare_json_file(json_file: Path | None) -> None:
-    """Make the folder of a `--json FILE` before the work: minutes of it must not end with a file that cannot be
-    written. Raises UsageError."""
-    if json_file is None:
+    """Make the folder of a `--json FILE` and try to write there before the work: minutes of it must not end with a
+    file that cannot be written. A file that is there keeps its content. Raises UsageError."""
+    prepare_file("--json", json_file)
+
+
+def prepare_file(flag: str, file: Path | None) -> None:
+    """The same for the file of any flag."""
+    if file is None:
         return
     try:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise UsageError(f"--json {json_file}: {json_file.parent} is a file, not a folder") from error
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.is_dir():
+            raise UsageError(f"{flag} {file}: is a folder; name a file")
+        is_new = not file.exists()
+        if is_new or file.is_file():  # a pipe may have no reader yet
+            file.open("a").close()
+        if is_new:
+            file.unlink()
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"{flag} {file}: {file.parent} is a file, not a folder") from error
     except OSError as error:
-        raise UsageError(f"--json {json_file}: {error.strerror}") from error
-    if json_file.is_dir():
-        raise UsageError(f"--json {json_file}: is a folder; name a file")
+        raise UsageError(f"{flag} {file}: {error.strerror}") from error
 
 
 def write_json(json_file: Path, value: Any) -> None:
@@ -54,6 +64,11 @@ def write_json(json_file: Path, value: Any) -> None:
 def short_peer(peer: str) -> str:
     """The last characters of a peer id: the first ones are the same for all."""
     return f"…{peer[-SHORT_PEER_CHARACTERS:]}" if len(peer) > SHORT_PEER_CHARACTERS else peer or "-"
+
+
+def count_text(number: int, thing: str) -> str:
+    """Such as `1 member`, `1,200 members`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def bytes_text(num_bytes: float) -> str:

@@ -6,11 +6,15 @@ from spes_p2p.client.output import duration_text
 from spes_p2p.node.snapshot import NodeSnapshot
 
 UNSAFE = "unsafe under partition"
+ON_PURPOSE = "waits on purpose"
+"""Of a run with too few voters: going on would risk that it splits."""
 
 
 def certified_text(snapshot: NodeSnapshot) -> str:
     """The newest certificate, such as `round 7 tentative, round 5 final`."""
     number = snapshot.certified_round
+    if snapshot.round.number == 0:
+        return "not known yet: the node is starting"
     if is_tentative(snapshot):
         return f"round {number} tentative, round {snapshot.final_round} final"
     return f"round {number}"
@@ -25,9 +29,10 @@ def trouble_texts(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
     """(label, text) of what keeps the run from final certificates, and of recoveries; empty where all is well."""
     found: list[tuple[str, str]] = []
     if snapshot.waiting:
-        found.append(("waiting", snapshot.waiting))
+        found.append(("waiting", f"on purpose: {snapshot.waiting}"))
     plan = snapshot.recovery
-    if plan is not None:
+    # with everybody back the next certificate is final: whoever recovers now would only cut off tentative work
+    if plan is not None and (plan.time_left_ms is not None or len(plan.keeps) < len(snapshot.network.peers)):
         kept = f"with {len(plan.keeps)} of {len(snapshot.network.peers)} members, {UNSAFE}"
         if plan.time_left_ms is not None:
             found.append(("recovery", f"by itself in {duration_text(plan.time_left_ms)} {kept}"))

@@ -23,9 +23,11 @@ def show(data_dir: DataDir = None, run: Run = None, json: Json = False) -> None:
     """Print the certified rounds that this machine knows, oldest first. Works with and without a running node."""
     choices = choose(from_flags(data_dir=data_dir, run=run))
     # the certificate's parser is of no use to the other commands
-    from spes_p2p.node.history import read_gaps, read_history
+    from spes_p2p.node.history import not_joined, read_gaps, read_history, read_manifest
 
     folder = folders.find_folder(choices.data_dir, choices.run)
+    if read_manifest(folder) is None:
+        raise not_joined(folder)
     records = read_history(folder)
     if json:
         say_json([record_json(record) for record in records])
@@ -136,6 +138,8 @@ def audit_lines(found: Audit) -> list[str]:
         f"rounds {first:,} to {last:,}: skipped; verified from round {last:,} on by the skip rule"
         for first, last in found.skipped
     ]
+    if not found.num_checked and found.problem is None:
+        return [*lines, "no certified round yet: there is nothing to verify"]
     tentative = f", {found.num_tentative:,} of them tentative" if found.num_tentative else ""
     lines.append(f"{found.num_checked:,} certificates verified{tentative}, the newest of round {found.head.round:,}")
     if found.contributions.by_peer:

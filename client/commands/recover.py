@@ -11,7 +11,7 @@ import typer
 
 from spes_p2p.client import folders
 from spes_p2p.client.commands.options import DataDir, Run
-from spes_p2p.client.output import say, short_peer
+from spes_p2p.client.output import count_text, say, short_peer
 from spes_p2p.client.settings import choose, from_flags
 from spes_p2p.errors import UnreachableError, UsageError
 from spes_p2p.node.control_client import read_snapshot, request_recovery
@@ -48,7 +48,8 @@ def recover(
         _confirm()
     request_recovery(folder)
     after = _await_epoch(folder, snapshot.epoch)
-    say(f"epoch {after.epoch} has begun in round {after.certified_round}, with {len(after.network.peers)} members")
+    members = count_text(len(after.network.peers), "member")
+    say(f"epoch {after.epoch} has begun in round {after.certified_round}, with {members}")
 
 
 def plan_lines(snapshot: NodeSnapshot, folder: Path) -> list[str]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spes_p2p.client.output import bytes_text, complain, say, write_json
-from spes_p2p.errors import UsageError
+from spes_p2p.client.output import bytes_text, complain, prepare_file, prepare_json_file, say, write_json
+from spes_p2p.client.seeds_progress import SeedsProgress
+from spes_p2p.errors import EXIT_INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
     from spes_p2p.testing.sim.campaign import Campaign
@@ -52,20 +53,30 @@ def simulate(
 
     if trace and seeds > 1:
         raise UsageError("--trace shows one seed; leave --seeds away")
-    for flag, path in (("--json", json), ("--resume", resume)):
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            raise UsageError(f"{flag} {path}: is a folder, or in a folder that does not exist")
+    if trace and resume is not None:
+        raise UsageError("--trace plays its seed in any case; leave --resume away")
+    chosen = parse_faults(faults)
+    prepare_json_file(json)
+    prepare_file("--resume", resume)
     many_peers = peers is not None and peers >= 100
     campaign = Campaign(
         first_seed=seed,
         num_seeds=seeds,
         num_peers=peers,
         num_rounds=rounds or (5 if many_peers else USUAL_ROUNDS),
-        faults=parse_faults(faults),
+        faults=chosen,
         num_jobs=jobs or min(seeds, os.cpu_count() or 1),
         resume=resume,
     )
-    outcomes = _play(campaign, trace)
+    progress = SeedsProgress(num_seeds=seeds)
+    try:
+        outcomes = _play(campaign, trace, progress)
+    except KeyboardInterrupt:
+        progress.close()
+        complain(_interrupted_text(progress, resume))
+        return EXIT_INTERRUPTED
+    finally:
+        progress.close()
     figures = summary(outcomes)
     if json is not None:
         write_json(json, figures)
@@ -77,32 +88,37 @@ def simulate(
     return EXIT_FAILED if figures["failures"] else 0
 
 
-def _play(campaign: Campaign, trace: bool) -> list[Outcome]:
-    from spes_p2p.testing.sim.campaign import play_all, trace_of
+def _play(campaign: Campaign, trace: bool, progress: SeedsProgress) -> list[Outcome]:
+    from spes_p2p.testing.sim.campaign import play_all, read_outcomes, trace_of
 
     if trace:
-        outcome, lines = trace_of(campaign)
+        outcome, lines = trace_of(campaign, lambda number: progress.look({campaign.first_seed: number}))
+        progress.close()
         for line in lines:
             say(line)
         return [outcome]
-    played = 0
+    progress.start(len(read_outcomes(campaign)))
 
     def finished(outcome: Outcome) -> None:
-        nonlocal played
-        played += 1
-        if outcome.violations or outcome.stuck or played % 100 == 0:
-            complain(
-                f"{played} played, seed {outcome.seed}: {'failed' if outcome.violations or outcome.stuck else 'fine'}"
-            )
+        progress.finished(outcome.seed, failed=bool(outcome.violations or outcome.stuck))
 
-    return play_all(campaign, finished)
+    return play_all(campaign, finished, progress.look)
+
+
+def _interrupted_text(progress: SeedsProgress, resume: Path | None) -> str:
+    text = f"interrupted: {progress.played:,} of {progress.num_seeds:,} seeds were played, {progress.failed} failed"
+    if resume is None:
+        return f"{text}\nWith --resume FILE the next command would go on from there."
+    return f"{text}; they are in {resume}\nThe same command goes on from there."
 
 
 def _say_table(figures: dict[str, Any]) -> None:
     say(f"seeds              {figures['seeds']} ({figures['waits']} wait on purpose in the end)")
     say(f"violations, stuck  {figures['violations']}, {figures['stuck']}")
-    say(f"rounds final       {figures['rounds_final']}, {100 * figures['view0_share']:.1f} % of them in view 0")
-    say(f"time per round     {figures['round_s_p50']:.1f} s (p50), {figures['round_s_p99']:.1f} s (p99)")
+    say(f"rounds final       {figures['rounds_final']}")
+    say(f"in view 0          {100 * figures['view0_share']:.1f} % of the certificates, tentative ones included")
+    if figures["round_s_p99"]:
+        say(f"time per round     {figures['round_s_p50']:.1f} s (p50), {figures['round_s_p99']:.1f} s (p99)")
     messages, sent = figures["messages_per_peer_round"], bytes_text(figures["bytes_per_peer_round"])
     say(f"per peer and round {messages:.0f} messages, {sent} sent")
     say(f"most by a leader   {bytes_text(figures['leader_bytes_max'])} in its round")

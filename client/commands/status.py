@@ -10,7 +10,7 @@ from spes_p2p.client import folders
 from spes_p2p.client.commands.options import DataDir, Json, Run
 from spes_p2p.client.output import bytes_text, duration_text, say, short_peer
 from spes_p2p.client.settings import choose, from_flags
-from spes_p2p.client.standing import certified_text, trouble_texts
+from spes_p2p.client.standing import ON_PURPOSE, certified_text, trouble_texts
 from spes_p2p.node.control_client import read_snapshot
 from spes_p2p.node.snapshot import NodeSnapshot
 
@@ -28,7 +28,7 @@ def status(data_dir: DataDir = None, run: Run = None, json: Json = False) -> Non
 
 def status_lines(snapshot: NodeSnapshot) -> Iterator[str]:
     """A snapshot for people, one fact a line."""
-    role = "voter" if snapshot.voter else "member" if snapshot.member else "not a member yet"
+    role = "voter" if snapshot.voter else "member" if snapshot.member else "not a member now"
     yield f"run        {snapshot.run_name} ({snapshot.run_id[:12]})"
     yield f"peer       {snapshot.peer} ({role}{', leaving' if snapshot.leaving else ''})"
     yield f"up         {duration_text(snapshot.started_ms_ago)}"
@@ -58,10 +58,10 @@ def round_text(snapshot: NodeSnapshot) -> str:
     parts += [phase.detail for phase in view.phases if phase.name == view.phase and phase.detail]
     if view.leader:
         parts.append(f"leader {short_peer(view.leader)}")
-    if view.waiting_for:
-        parts.append(f"waiting for {view.waiting_for}")
     if snapshot.waiting:
-        parts.append(f"waiting: {snapshot.waiting}")
+        parts.append(f"{ON_PURPOSE}: {snapshot.waiting}")
+    elif view.waiting_for:
+        parts.append(f"waiting for {view.waiting_for}")
     return ", ".join(parts)
 
 

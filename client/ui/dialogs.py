@@ -14,6 +14,8 @@ HELP = """\
 Round     the phases of the open round; ▶ is the open one
 Experts   * mine · r7: last accepted update in round 7
           orphan: nobody owns it, everybody keeps it
+tentative without enough voters; void if the others decide
+          otherwise. Final is final.
 Learning  loss of this peer's training, and the run's loss
           on the held-out set
 Peers     ● connected ○ not · r7: last heard of in round 7

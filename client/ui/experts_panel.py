@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from spes_p2p.client.output import short_peer
-from spes_p2p.client.ui.panel import Panel, fit
+from spes_p2p.client.output import count_text, short_peer
+from spes_p2p.client.standing import is_tentative
+from spes_p2p.client.ui.panel import SEPARATOR, Panel, fit
 from spes_p2p.node.snapshot import NodeSnapshot, ShardView
 
 CELL_WIDTH = 18
@@ -22,8 +23,12 @@ class ExpertsPanel(Panel):
             return
         mine = sum(1 for view in snapshot.shards if view.mine)
         orphans = sum(1 for view in snapshot.shards if not view.owners)
-        lost = f" · {orphans} orphan{'s' if orphans > 1 else ''}" if orphans else ""
-        self.border_title = f"Experts · {mine} of {len(snapshot.shards)} shards mine{lost}"
+        parts = ["Experts", f"{mine} of {len(snapshot.shards)} mine"]
+        if is_tentative(snapshot):
+            parts.append("tentative")
+        if orphans:
+            parts.append(count_text(orphans, "orphan"))
+        self.border_title = SEPARATOR.join(parts)
 
     def draw(self, snapshot: NodeSnapshot, width: int, height: int) -> list[Content]:
         """As many columns as fit; if the shards do not, the last line says how many are missing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from textual.content import Content
+from rich.text import Text
 from textual.widgets import RichLog
 
 from spes_p2p.client.output import duration_text
@@ -23,4 +23,4 @@ class LogPanel(RichLog):
     def add(self, event: LogEvent) -> None:
         """Append one line of the node's log."""
         level = "" if event.level == "info" else f"{event.level}: "
-        self.write(Content.styled(f"{duration_text(event.at_ms):>12}  {level}{event.text}", STYLES[event.level]))
+        self.write(Text(f"{duration_text(event.at_ms):>12}  {level}{event.text}", STYLES[event.level]))

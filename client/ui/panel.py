@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from textual.content import Content
 from textual.reactive import reactive
 from textual.widgets import Static
 
 from spes_p2p.node.snapshot import NodeSnapshot
+
+SEPARATOR = " · "
 
 
 class Panel(Static):
@@ -29,6 +33,20 @@ def bar(progress: float, width: int) -> str:
     """A progress bar of `width` cells; only a finished one is full."""
     filled = width if progress >= 1 else min(int(max(progress, 0.0) * width), width - 1)
     return "█" * filled + "░" * (width - filled)
+
+
+def pack(parts: Sequence[str], width: int, height: int) -> list[str]:
+    """Parts in at most `height` lines of `width` cells, each whole: half a figure is a wrong figure. The last are left
+    away where there is no room; one that is longer than a line is cut."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(SEPARATOR) + len(part) <= width:
+            lines[-1] += SEPARATOR + part
+        elif len(lines) < max(height, 1):
+            lines.append(fit(part, width))
+        else:
+            break
+    return lines
 
 
 def fit(text: str, width: int) -> str:

@@ -14,6 +14,11 @@ from spes_p2p.node.snapshot import NodeSnapshot
 QUIET_S = 3
 """A node that has said nothing for so long is worth a word."""
 
+TROUBLE_LINES = 3
+"""What keeps the run from final certificates is not cut off: it may take so many lines (app.tcss)."""
+WORD_WIDTH = 8
+"""Cells that may stay empty where a line is broken between words."""
+
 
 class StatusLine(Static):
     """State of the node, or what is wrong with the connection to it."""
@@ -24,12 +29,13 @@ class StatusLine(Static):
     silent_s: reactive[int] = reactive(0)
 
     def render(self) -> Content:
-        """One line."""
+        """One line; more only for trouble."""
         text = status_text(self.snapshot, self.problem, self.silent_s)
         name = f"{self.feed_name}: " if self.feed_name else ""
         troubled = self.snapshot is not None and bool(trouble_texts(self.snapshot))
         worried = self.silent_s >= QUIET_S or bool(self.problem) or troubled
-        return Content.styled(fit(name + text, self.size.width), "bold $text-warning" if worried else "")
+        room = TROUBLE_LINES * (self.size.width - WORD_WIDTH) if troubled else self.size.width
+        return Content.styled(fit(name + text, room), "bold $text-warning" if worried else "")
 
 
 def status_text(snapshot: NodeSnapshot | None, problem: str, silent_s: int) -> str:
@@ -41,10 +47,11 @@ def status_text(snapshot: NodeSnapshot | None, problem: str, silent_s: int) -> s
     parts = [
         "leaving" if snapshot.leaving else "voter" if snapshot.voter else "member" if snapshot.member else "joining"
     ]
-    parts.append(certified_text(snapshot) if is_tentative(snapshot) else f"{certified_text(snapshot)} certified")
+    if snapshot.round.number:
+        parts.append(certified_text(snapshot) if is_tentative(snapshot) else f"{certified_text(snapshot)} certified")
     parts += [f"{label}: {text}" for label, text in trouble_texts(snapshot)]
-    if snapshot.round.waiting_for:
-        parts.append(f"waiting for {snapshot.round.waiting_for}")
+    if snapshot.round.waiting_for and not snapshot.waiting:
+        parts.append(f"waits for {snapshot.round.waiting_for}")
     parts.append(f"{snapshot.machine.device} {bytes_text(snapshot.machine.memory_bytes)}")
     if snapshot.machine.trainer_restarts:
         parts.append(f"trainer restarted {snapshot.machine.trainer_restarts} times")

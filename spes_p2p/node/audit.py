@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spes_p2p.crypto import verify
-from spes_p2p.errors import LocalStateError, RemoteProtocolError, UsageError
+from spes_p2p.errors import LocalStateError, RemoteProtocolError
 from spes_p2p.ids import Digest, RoundNumber
 from spes_p2p.node.contributions import Contributions
-from spes_p2p.node.files import LEDGER_FILE, MANIFEST_FILE
-from spes_p2p.node.history import read_manifest, sizes_of_nothing
+from spes_p2p.node.files import LEDGER_FILE
+from spes_p2p.node.history import not_joined, read_manifest, sizes_of_nothing
 from spes_p2p.node.stored import LAST_ROUND, behind, decode_waypoint, tables_of, tip_branch
 from spes_p2p.node.verifying import Verification
 from spes_p2p.protocol.chain import Link, next_link
@@ -64,7 +64,7 @@ def audit(data_dir: Path) -> Audit:
     """
     signed = read_manifest(data_dir)
     if signed is None:
-        raise UsageError(f"{data_dir} has no {MANIFEST_FILE}: it has joined no run")
+        raise not_joined(data_dir)
     genesis = genesis_head(signed.manifest, sizes_of_nothing(signed.manifest))
     found = Audit(run_id=genesis.run.run_id.hex(), head=genesis)
     if not (data_dir / LEDGER_FILE).exists():

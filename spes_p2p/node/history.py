@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spes_p2p.crypto import peer_text
-from spes_p2p.errors import LocalStateError, RemoteProtocolError
+from spes_p2p.errors import LocalStateError, RemoteProtocolError, UsageError
 from spes_p2p.node.files import LEDGER_FILE, MANIFEST_FILE
 from spes_p2p.node.stored import Step, walk, walk_to_tip
 from spes_p2p.protocol.body import Certificate
@@ -80,6 +80,11 @@ def replay(ledger: Ledger, genesis: Head) -> Iterator[tuple[Head, Certificate, H
             yield step.before, step.certificate, step.after
     for step in walk_to_tip(ledger, final):
         yield step.before, step.certificate, step.after
+
+
+def not_joined(data_dir: Path) -> UsageError:
+    """What to raise for a data folder without a run manifest."""
+    return UsageError(f"{data_dir} has no {MANIFEST_FILE}: it has joined no run\nName its folder with --data-dir.")
 
 
 def read_history(data_dir: Path) -> list[RoundRecord]:

@@ -216,6 +216,7 @@ class Node:
             check_admission(signed.manifest, admission, identity.peer_id, seed, self._link.permit)
             # only now does the folder belong to the run: one that refused this peer leaves nothing behind
             save_manifest(self._config.data_dir, signed)
+            recovery = read_recovery_key(self._config.data_dir, signed.manifest)
             view.run_name = run_config.name
             view.waiting_for = "the blobs on disk to be checked"
             damaged = await asyncio.to_thread(drop_damaged, assembled.blobs)
@@ -252,7 +253,6 @@ class Node:
                 waiting=waiting,
             )
             tools = await make_tools(stack, base)
-            recovery = read_recovery_key(self._config.data_dir, signed.manifest)
             wishes = dataclasses.replace(self._wishes(identity, run_config), recovery=recovery)
             driver = make_driver(identity, wishes, tools)
             self._takes_part = True

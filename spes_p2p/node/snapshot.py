@@ -22,7 +22,7 @@ class PhaseView(msgspec.Struct, frozen=True, kw_only=True):
     progress: float
     """0 to 1."""
     detail: str = ""
-    """Such as `12/40 steps` or `3 of 4 updates have receipts`."""
+    """Such as `12/40 steps` or `3 of 4 receipts`."""
 
 
 class RoundView(msgspec.Struct, frozen=True, kw_only=True):

@@ -164,6 +164,8 @@ class View:
             waiting = f"updates of {short_names(progress.missing)}"
         if progress.phase == "train" and training is None:
             waiting = self._what_training_waits_for()
+        if progress.phase == "join" and self.driver is not None and not self.driver.machine.head.is_final:
+            waiting = "a final certificate: tentative ones let nobody in"
         if self.is_leaving() and self.driver is not None and not self.driver.machine.leaving:
             waiting = "the end of this round's training, then the leave"
         return RoundView(
@@ -291,14 +293,17 @@ def _phases(progress: Progress, training: TrainProgress | None) -> tuple[PhaseVi
         "train": (steps[0] / max(1, steps[1]), f"{steps[0]}/{steps[1]} steps" if steps[1] else ""),
         "publish": (
             progress.own_acks / max(1, progress.own_acks_needed),
-            f"{progress.own_acks} acknowledgements",
+            f"{progress.own_acks} of {progress.own_acks_needed} acks",
         ),
         "acknowledge": (
             progress.receipts / max(1, progress.live),
-            f"{progress.receipts} of {progress.live} updates have receipts",
+            f"{progress.receipts} of {progress.live} receipts",
         ),
         "aggregate": (progress.parts_done / max(1, progress.parts), f"{progress.parts_done}/{progress.parts} parts"),
-        "vote": (progress.votes / max(1, progress.votes_needed), f"{progress.votes} of {progress.votes_needed} votes"),
+        "vote": (
+            progress.votes / max(1, progress.votes_needed),
+            f"{min(progress.votes, progress.votes_needed)} of {progress.votes_needed} votes",
+        ),
         "adopt": (0.0, ""),
     }
     found = []

@@ -1,26 +1,19 @@
-"""Drawn scenarios: all faults together, no faults, crashes at every journal point, and the command that plays them."""
+"""Drawn scenarios: all faults together, no faults, crashes at every journal point, healing and its judge."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 
-import psutil
 import pytest
 
-from spes_p2p.client.cli import run
 from spes_p2p.testing.protocol_cases import quick_config
-from spes_p2p.testing.sim.campaign import Campaign, play_all, play_seed, summary
+from spes_p2p.testing.sim.campaign import Campaign, play_seed
 from spes_p2p.testing.sim.disk import Point
-from spes_p2p.testing.sim.faults import ALL, parse_faults
+from spes_p2p.testing.sim.faults import parse_faults
 from spes_p2p.testing.sim.invariants import InvariantError
 from spes_p2p.testing.sim.judge import Judge
-from spes_p2p.testing.sim.play import Outcome
+from spes_p2p.testing.sim.mishaps import Mishaps
+from spes_p2p.testing.sim.scenario import draw
 from spes_p2p.testing.swarm import SimPeer, Swarm
 
 Make = Callable[..., Swarm]
@@ -29,17 +22,6 @@ NUM_MIXED = 60
 MOST_PEERS = 13
 """The first seeds have 1 to so many peers; those of the others are drawn."""
 NUM_POINTS = 60
-CONTRACT = [
-    "violations",
-    "stuck",
-    "seeds",
-    "rounds_final",
-    "view0_share",
-    "round_s_p50",
-    "round_s_p99",
-    "messages_per_peer_round",
-    "bytes_per_peer_round",
-]
 
 
 def campaign(faults: str, *, num_peers: int | None = None, num_rounds: int = 5, **more: object) -> Campaign:
@@ -126,6 +108,23 @@ def test_only_a_peer_that_forgets_its_journal_contradicts_itself(swarm_of: Make,
         assert victim.machine.head.round == 1
 
 
+# --- mishaps ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_healing_starts_everybody_who_is_dead_for_a_while_whenever_it_comes(seed: int) -> None:
+    scenario = draw(seed, num_peers=8, num_rounds=5, chosen=frozenset({"silent"}))
+    swarm = Swarm(scenario.config, [f"p{number}" for number in range(8)], seed=seed)
+    swarm.log_lines.on = True
+    mishaps = Mishaps(swarm, scenario)
+    mishaps.begin()
+    assert swarm.run(lambda: not all(peer.alive for peer in swarm.peers.values()), MINUTE_MS)
+    for_good = [peer.name for peer in swarm.peers.values() if peer.gone]
+    mishaps.heal()
+    assert [peer.name for peer in swarm.peers.values() if not peer.alive] == for_good
+    assert len(for_good) == sum("dies for good" in line for line in swarm.log_lines.lines())
+
+
 # --- the judge -------------------------------------------------------------------------------------------------------
 
 
@@ -170,87 +169,3 @@ def test_one_that_stays_behind_is_stuck(swarm_of: Make) -> None:
     swarm.blocked = lambda sender, receiver: lost in (sender, receiver)
     (stuck,) = Judge(swarm, frozenset()).judge()
     assert stuck.startswith("two rounds after healing p3 are not there")
-
-
-# --- the command -----------------------------------------------------------------------------------------------------
-
-
-def test_the_figures_are_what_is_promised(tmp_path: Path) -> None:
-    file = tmp_path / "figures.json"
-    assert run(["simulate", "--peers", "4", "--rounds", "3", "--seeds", "2", "--jobs", "1", "--json", str(file)]) == 0
-    figures = json.loads(file.read_text())
-    assert list(figures)[: len(CONTRACT)] == CONTRACT
-    assert [figures[key] for key in CONTRACT[:5]] == [0, 0, 2, 6, 1.0]
-    assert 8 < figures["round_s_p50"] <= figures["round_s_p99"] < 10
-    assert figures["leader_bytes_max"] > figures["bytes_per_peer_round"] > 0
-
-
-def test_what_is_in_the_file_is_not_played_again_and_a_failure_in_it_counts(tmp_path: Path) -> None:
-    file = tmp_path / "seeds.jsonl"
-    chosen = campaign("none", num_peers=2, num_rounds=2, num_seeds=2, resume=file)
-    first = play_all(chosen, lambda outcome: None)
-    played: list[Outcome] = []
-    assert play_all(chosen, played.append) == first
-    assert played == []
-    line = json.loads(file.read_text().splitlines()[0])
-    file.write_text(json.dumps(line | {"seed": 0, "violations": ["a fork"]}) + "\n" + '{"cut off')
-    arguments = ["simulate", "--peers", "2", "--rounds", "2", "--resume", str(file)]
-    assert run(arguments) == 1
-    assert run([*arguments, "--faults", "loss"]) == 2
-
-
-def test_workers_end_with_the_process_that_asked_for_the_seeds() -> None:
-    command = [sys.executable, "-m", "spes_p2p.client", "simulate", "--faults", "all", "--seeds", "500", "--jobs", "2"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    parent = psutil.Process(process.pid)
-    workers: list[psutil.Process] = []
-    for _ in range(1200):
-        with suppress(psutil.NoSuchProcess):  # one that ended while it was looked at
-            workers = [child for child in parent.children(recursive=True) if child.parent() != parent]
-        if len(workers) >= 2:
-            break
-        psutil.wait_procs([parent], timeout=0.05)
-    process.kill()
-    process.wait()
-    assert len(workers) >= 2
-    _, alive = psutil.wait_procs(workers, timeout=20)
-    assert alive == []
-
-
-def test_an_error_of_any_kind_is_a_violation() -> None:
-    (outcome,) = play_all(campaign("none", num_peers=0, num_rounds=2), lambda outcome: None)
-    assert outcome.violations[0].startswith("seed 0: IndexError")
-    assert summary([outcome])["violations"] == 1
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--faults", "rain"], ["--trace", "--seeds", "2"], ["--json", "/nowhere/x.json"]]
-)
-def test_wrong_arguments_are_named(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["simulate", *arguments]) == 2
-    assert arguments[0] in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "drawn", [["--peers", "5", "--seed", "7", "--rounds", "4"], ["--seed", "3"]], ids=["five", "put out together"]
-)
-def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed(drawn: list[str]) -> None:
-    command = [sys.executable, "-m", "spes_p2p.client", "simulate", "--faults", "all", *drawn]
-    traces = {
-        subprocess.run(
-            [*command, "--trace"],
-            env=os.environ | {"PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        ).stdout
-        for hash_seed in ("1", "2")
-    }
-    assert len(traces) == 1
-    assert "adopts round 4" in traces.pop()
-
-
-def test_all_faults_are_described() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
-    assert [name for name in ALL if f"`{name}`" not in page] == []

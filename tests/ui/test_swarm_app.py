@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from spes_p2p.client.ui.app import SwarmApp
 from spes_p2p.client.ui.dialogs import HelpScreen, QuitScreen
 from spes_p2p.client.ui.learning_panel import whole_ticks
-from spes_p2p.node.snapshot import LogEvent, NodeSnapshot
+from spes_p2p.node.snapshot import LogEvent, NodeSnapshot, RecoveryView, UpdateView
 from spes_p2p.testing.handle import imagined_peer, imagined_snapshot
 
 SMALL, WIDE = (80, 24), (120, 40)
@@ -26,7 +26,7 @@ ONE_LOOK = (
     "acknowledge",
     "adopt",
     "leader …BBBB0001  votes 1/3",
-    "2 of 8 shards mine",
+    "2 of 8 mine",
     "0*mine",
     "1 BBBB0001",
     "7 orphan",
@@ -137,7 +137,7 @@ async def test_before_the_first_round_it_says_what_it_waits_for(make_feed: Any, 
     feed = make_feed(msgspec.structs.replace(snapshot, round=view, member=False, voter=False))
     app = SwarmApp([feed])
     async with app.run_test(size=SMALL) as pilot:
-        waits = "joining · round 6 certified · waiting for the model"
+        waits = "joining · round 6 certified · waits for the model"
         await reads(pilot, app, read_screen, "load: the model (3 of 12 blobs)", waits)
 
 
@@ -286,3 +286,54 @@ async def test_lines_from_other_threads_are_shown_and_can_end_it(feed: Any, read
 def test_snapshots_survive_the_wire() -> None:
     snapshot = imagined_snapshot()
     assert msgspec.json.decode(msgspec.json.encode(snapshot), type=NodeSnapshot) == snapshot
+
+
+# --- a run in trouble ------------------------------------------------------------------------------------------------
+
+WAITING = "2 of 4 voters heard, 3 needed"
+
+
+def troubled_snapshot(*, waiting: str = WAITING) -> NodeSnapshot:
+    keeps = (imagined_peer(0), imagined_peer(1))
+    plan = RecoveryView(keeps=keeps, time_left_ms=500_000)
+    return msgspec.structs.replace(imagined_snapshot(), final_round=4, waiting=waiting, recovery=plan)
+
+
+@pytest.mark.parametrize("size", [SMALL, WIDE])
+async def test_a_run_that_waits_on_purpose_says_so_and_why_and_nothing_of_it_is_cut_off(
+    make_feed: Any, read_screen: Read, size: tuple[int, int]
+) -> None:
+    app = SwarmApp([make_feed(troubled_snapshot(), name="peer 1")])
+    async with app.run_test(size=size) as pilot:
+        text = await reads(pilot, app, read_screen, "Round 7 · waits on purpose", f"│ {WAITING}", "l leave")
+    below = " ".join(line.strip() for line in text.split("╯\n")[-1].split("\n"))
+    for words in (
+        "round 6 tentative, round 4 final",
+        f"waiting: on purpose: {WAITING}",
+        "recovery: by itself in 8 min 20 s with 2 of 4 members, unsafe under partition",
+    ):
+        assert words in below, words
+
+
+async def test_a_round_on_tentative_ones_is_not_called_tentative_itself(make_feed: Any, read_screen: Read) -> None:
+    app = SwarmApp([make_feed(troubled_snapshot(waiting=""))])
+    async with app.run_test(size=SMALL) as pilot:
+        await reads(pilot, app, read_screen, "Round 7 · on tentative rounds", "Experts · 2 of 8 mine · tentative")
+
+
+async def test_a_long_line_of_the_log_is_wrapped(make_feed: Any, read_screen: Read) -> None:
+    words = "26 documents, 93,240 bytes of text to train on; 2 left out because they are in the held-out set"
+    app = SwarmApp([make_feed(imagined_snapshot(), LogEvent(number=1, at_ms=7_000, level="info", text=words))])
+    async with app.run_test(size=SMALL) as pilot:
+        await settle(pilot, lambda: "7 s" in read_screen(app))
+        text = read_screen(app)
+    assert " ".join(text.replace("│", " ").split()).count(words) == 1
+
+
+async def test_figures_that_do_not_fit_are_left_away_whole(make_feed: Any, read_screen: Read) -> None:
+    snapshot = imagined_snapshot()
+    updates = (UpdateView(round=126, verdict="accepted", tokens=1),)
+    learning = msgspec.structs.replace(snapshot.learning, updates=updates)
+    app = SwarmApp([make_feed(msgspec.structs.replace(snapshot, learning=learning))])
+    async with app.run_test(size=SMALL) as pilot:
+        await reads(pilot, app, read_screen, "│ 3.200 nats/byte · r126 accepted      │", "│ 12,346 tok/s · ")

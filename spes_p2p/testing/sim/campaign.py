@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
+import signal
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from spes_p2p.errors import UsageError
+from spes_p2p.errors import MachineError, UsageError
+from spes_p2p.storage.atomic import disk_errors
 from spes_p2p.testing.sim.faults import faults_text
 from spes_p2p.testing.sim.play import Outcome, play
 from spes_p2p.testing.sim.scenario import draw
@@ -42,41 +48,113 @@ class Campaign:
 def play_seed(campaign: Campaign, seed: int) -> Outcome:
     """Play one seed."""
     scenario = draw(seed, num_peers=campaign.num_peers, num_rounds=campaign.num_rounds, chosen=campaign.faults)
-    outcome, _ = play(scenario)
+    outcome, _ = play(scenario, told=lambda number: _tell(seed, number))
     return outcome
 
 
-def trace_of(campaign: Campaign) -> tuple[Outcome, list[str]]:
-    """Play the first seed and return its readable trace."""
+def trace_of(campaign: Campaign, told: Callable[[int], None] = lambda number: None) -> tuple[Outcome, list[str]]:
+    """Play the first seed in this process and return its readable trace. `told`: as for `play`."""
     scenario = draw(
         campaign.first_seed, num_peers=campaign.num_peers, num_rounds=campaign.num_rounds, chosen=campaign.faults
     )
-    return play(scenario, trace=True)
+    return play(scenario, trace=True, told=told)
 
 
-def play_all(campaign: Campaign, finished: Callable[[Outcome], None]) -> list[Outcome]:
+def play_all(
+    campaign: Campaign,
+    finished: Callable[[Outcome], None],
+    looked: Callable[[Mapping[int, int]], None] = lambda rounds: None,
+    look_every_s: float = 1.0,
+) -> list[Outcome]:
     """Play all seeds that are not done yet, each in a worker process; all outcomes, by seed.
 
-    A seed that ends with an error of any kind is a violation.
+    A seed that ends with an error of any kind is a violation. `looked` is called at least every `look_every_s` seconds
+    while seeds are played, with the newest certified round of each seed under way. Whatever ends this early, Ctrl-C for
+    one, ends the workers too, and the file to resume from has the seeds that were finished. Raises UsageError if that
+    file is of something else, MachineError if a worker was killed or the file cannot be written.
     """
     done = read_outcomes(campaign)
     seeds = range(campaign.first_seed, campaign.first_seed + campaign.num_seeds)
-    outcomes = [done[seed] for seed in seeds if seed in done]
-    context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(campaign.num_jobs, mp_context=context, initializer=_end_with_parent) as pool:
-        running = {pool.submit(play_seed, campaign, seed): seed for seed in seeds if seed not in done}
-        for future in as_completed(running):
-            outcome = _outcome(campaign, running[future], future)
-            if campaign.resume is not None:
-                with campaign.resume.open("a") as file:
+    outcomes = list(done.values())
+    missing = [seed for seed in seeds if seed not in done]
+    rounds: dict[int, int] = {}
+    with _resume_file(campaign) as file, _workers(campaign.num_jobs) as (pool, told):
+        running = {pool.submit(play_seed, campaign, seed): seed for seed in missing}
+        waiting = set(running)
+        while waiting:
+            ended, waiting = wait(waiting, timeout=look_every_s, return_when=FIRST_COMPLETED)
+            while not told.empty():
+                rounds.update([told.get()])
+            for future in sorted(ended, key=running.__getitem__):
+                outcome = _outcome(campaign, running[future], future)
+                if file is not None:
                     file.write(json.dumps(_line(campaign, outcome)) + "\n")
-            outcomes.append(outcome)
-            finished(outcome)
+                    file.flush()
+                outcomes.append(outcome)
+                finished(outcome)
+                rounds.pop(outcome.seed, None)
+            looked(rounds)
     return sorted(outcomes, key=lambda outcome: outcome.seed)
 
 
-def _end_with_parent() -> None:
-    """In a worker: end when the process that asked for the seeds has ended, however it did."""
+@contextmanager
+def _workers(num_jobs: int) -> Iterator[tuple[ProcessPoolExecutor, SimpleQueue[tuple[int, int]]]]:
+    """A pool whose processes are gone when the context closes: at once, if an error or Ctrl-C closes it. And a queue
+    with the (seed, round) that its workers tell."""
+    context = multiprocessing.get_context("forkserver")
+    others = set(multiprocessing.active_children())
+    told: SimpleQueue[tuple[int, int]] = context.SimpleQueue()
+    pool = ProcessPoolExecutor(num_jobs, mp_context=context, initializer=_begin_worker, initargs=(told,))
+    try:
+        yield pool, told
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.kill()
+        raise
+    finally:
+        pool.shutdown(wait=True)
+
+
+@contextmanager
+def _resume_file(campaign: Campaign) -> Iterator[TextIO | None]:
+    """The file to resume from, for appending and for this process alone; what a kill left of a line is cut off.
+
+    Raises UsageError if it cannot be opened or another process plays into it.
+    """
+    path = campaign.resume
+    if path is None:
+        yield None
+        return
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(path.open("a+"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"--resume {path}: another process plays into it\nWait for its end, or stop it."
+            ) from error
+        except OSError as error:
+            raise UsageError(f"--resume {path}: {error.strerror}") from error
+        whole = path.read_bytes().rpartition(b"\n")
+        file.truncate(len(whole[0]) + len(whole[1]))
+        with disk_errors(path.parent):
+            yield file
+
+
+_tellers: list[SimpleQueue[tuple[int, int]]] = []
+"""In a worker: where it tells how far it is."""
+
+
+def _tell(seed: int, number: int) -> None:
+    for queue in _tellers:
+        queue.put((seed, number))
+
+
+def _begin_worker(told: SimpleQueue[tuple[int, int]]) -> None:
+    """In a worker: Ctrl-C is for the process that asked for the seeds; end when that has ended, however it did."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _tellers.append(told)
     parent = multiprocessing.parent_process()
     if parent is not None:
 
@@ -91,6 +169,11 @@ def _outcome(campaign: Campaign, seed: int, future: Future[Outcome]) -> Outcome:
     error = future.exception()
     if error is None:
         return future.result()
+    if isinstance(error, BrokenProcessPool):
+        raise MachineError(
+            f"a worker process was killed while seed {seed} or its neighbours were played: is memory short?\n"
+            "Try fewer --jobs; with --resume FILE what is finished is not played again."
+        ) from error
     what = f"seed {seed}: {type(error).__name__}: {error}"
     num_peers = 0 if campaign.num_peers is None else campaign.num_peers
     return Outcome(seed=seed, num_peers=num_peers, faults=faults_text(campaign.faults), violations=(what,))
@@ -100,26 +183,42 @@ def _line(campaign: Campaign, outcome: Outcome) -> dict[str, Any]:
     return {**_key(campaign), **outcome.to_json()}
 
 
+_BEGINNING = '{"of": ['
+"""Of every line in the file to resume from."""
+
+
 def _key(campaign: Campaign) -> dict[str, Any]:
     """What must be equal for a line to be of this campaign."""
     return {"of": [campaign.num_peers, campaign.num_rounds, faults_text(campaign.faults)]}
 
 
 def read_outcomes(campaign: Campaign) -> dict[int, Outcome]:
-    """Outcomes in the file to resume from, by seed. Raises UsageError if it belongs to another campaign."""
-    if campaign.resume is None or not campaign.resume.exists():
+    """Outcomes of the campaign's seeds in the file to resume from; what a kill cut off after the last newline does not
+    count. Raises UsageError if the file belongs to another campaign, or to something else altogether."""
+    path = campaign.resume
+    if path is None or not path.exists():
         return {}
     found = {}
-    for line in campaign.resume.read_text().splitlines():
+    try:
+        *lines, cut_off = path.read_text().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--resume {path}: cannot be read: {error}") from error
+    foreign = UsageError(f"--resume {path}: has something else than finished seeds; name another file")
+    if not cut_off.startswith(_BEGINNING[: len(cut_off)]):
+        raise foreign
+    for line in lines:
         try:
             value = json.loads(line)
             of = value.pop("of")
             outcome = Outcome.from_json(value)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # the last line of a run that was killed
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise foreign from error
         if of != _key(campaign)["of"]:
-            raise UsageError(f"--resume {campaign.resume}: has seeds with other peers, rounds or faults")
-        found[outcome.seed] = outcome
+            peers, rounds, faults = of
+            kind = f"{'drawn' if peers is None else peers} peers, {rounds} rounds, faults {faults}"
+            raise UsageError(f"--resume {path}: has seeds of another kind ({kind})\nName another file, or play those.")
+        if 0 <= outcome.seed - campaign.first_seed < campaign.num_seeds:
+            found[outcome.seed] = outcome
     return found
 
 

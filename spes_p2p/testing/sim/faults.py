@@ -32,21 +32,29 @@ LINES = ("loss", "duplication", "reorder", "latency", "partition", "halves", "on
 PROCESSES = ("crash", "silent", "freeze", "slow", "clock")
 BYZANTINE = ("twins", "equivocate", "liars", "withhold")
 ROSTER = ("sybils", "join", "leave")
+CHURN = ("crash", "join", "leave")
 ALL = (*LINES, *PROCESSES, *BYZANTINE, *ROSTER)
+GROUPS = {"lines": LINES, "processes": PROCESSES, "byzantine": BYZANTINE, "churn": CHURN}
+"""Names that stand for several."""
 
 
 def parse_faults(text: str) -> frozenset[str]:
-    """Names from `all`, `none`, or a list with commas. Raises UsageError for others."""
-    if text == "all":
-        return frozenset(ALL)
+    """Names from `all`, `none`, or a list with commas of faults and groups of them. Raises UsageError for others."""
     names = {name.strip() for name in text.split(",")} - {""}
+    if names == {"all"}:
+        return frozenset(ALL)
     if names == {"none"}:
         return frozenset()
-    unknown = sorted(names - set(ALL))
+    if names & {"all", "none"}:
+        raise UsageError(f"--faults {text}: all and none stand alone")
+    unknown = sorted(names - set(ALL) - set(GROUPS))
     if unknown or not names:
-        what = ", ".join(unknown) or "an empty list"
-        raise UsageError(f"--faults: {what} is not known; all, none, or some of {', '.join(ALL)}")
-    return frozenset(names)
+        what = f"unknown: {', '.join(unknown)}" if unknown else "names nothing"
+        raise UsageError(
+            f"--faults {text}: {what}\nChoose all, none, or some of {', '.join(ALL)}; "
+            f"{', '.join(GROUPS)} stand for several."
+        )
+    return frozenset(fault for name in names for fault in GROUPS.get(name, (name,)))
 
 
 def faults_text(names: Iterable[str]) -> str:

@@ -250,12 +250,12 @@ class Mishaps:
         for peer in source.sample(chosen, number):
             swarm.log(peer, "dies for good" if for_good else f"dies for {duration_ms} ms")
             swarm.kill(peer)
-            peer.gone = True
+            peer.gone = for_good
             if not for_good:
                 swarm.at(duration_ms, lambda peer=peer: self._revive(peer))  # type: ignore[misc]  # a loop variable
 
     def _revive(self, peer: SimPeer) -> None:
-        peer.gone = False
+        # healing, which may come at this very moment, starts those that are dead for a while
         if self._active:
             self._swarm.restart(peer, peer.capacity)
 

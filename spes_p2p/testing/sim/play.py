@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,8 +91,11 @@ class _Tally:
         self.messages, self.bytes_sent = swarm.messages, swarm.bytes_sent
 
 
-def play(scenario: Scenario, *, trace: bool = False) -> tuple[Outcome, list[str]]:
-    """Run a scenario to its end; the lines are the readable trace, if it was asked for."""
+def play(
+    scenario: Scenario, *, trace: bool = False, told: Callable[[int], None] = lambda number: None
+) -> tuple[Outcome, list[str]]:
+    """Run a scenario to its end; the lines are the readable trace, if it was asked for. `told` gets each round that
+    somebody has a certificate of, for whoever waits."""
     names = [f"p{number}" for number in range(scenario.num_peers)]
     founders, members = names[:MAX_FOUNDERS], tuple(names[MAX_FOUNDERS:])
     swarm = Swarm(
@@ -108,6 +112,7 @@ def play(scenario: Scenario, *, trace: bool = False) -> tuple[Outcome, list[str]
     def noticed(before: Head, head: Head) -> None:
         tally.count(before, head)
         mishaps.watch(head)
+        told(head.round)
 
     swarm.monitor.noticed = noticed
     violations: tuple[str, ...] = ()

@@ -30,7 +30,7 @@ NUM_TRIES = 3
         (["leave"], 3),
         (["run", "recover"], 3),
         (["identity", "show"], 0),
-        (["ledger", "show"], 0),
+        (["ledger", "show"], 2),
     ],
 )
 def test_answers_at_once(tmp_path: Path, arguments: list[str], code: int) -> None:

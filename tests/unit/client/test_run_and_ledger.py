@@ -246,7 +246,7 @@ def test_verify_names_the_round_of_a_missing_certificate_and_ends_with_6(
 
 def test_verify_of_a_run_that_has_begun_no_round_has_nothing_to_say(spes_p2p: Run, created: tuple[Path, str]) -> None:
     answer = spes_p2p("ledger", "verify")
-    assert (answer.code, answer.out) == (0, "0 certificates verified, the newest of round 0\n")
+    assert (answer.code, answer.out) == (0, "no certified round yet: there is nothing to verify\n")
 
 
 def test_verify_of_a_folder_without_a_run_is_refused(spes_p2p: Run, tmp_path: Path) -> None:
@@ -278,3 +278,10 @@ def test_show_names_the_rounds_that_were_skipped(spes_p2p: Run, verified: Path) 
         "rounds 31 to 39: skipped; verified from round 39 on by the skip rule",
         "31 certificates verified, the newest of round 40",
     ]
+
+
+@pytest.mark.parametrize("command", ["show", "verify"])
+def test_a_folder_that_belongs_to_no_run_is_no_empty_ledger(spes_p2p: Run, tmp_path: Path, command: str) -> None:
+    answer = spes_p2p("ledger", command, "--data-dir", tmp_path)
+    assert (answer.code, answer.out) == (2, "")
+    assert "it has joined no run" in answer.err and "--data-dir" in answer.err

@@ -35,7 +35,7 @@ def test_status_tells_final_from_tentative_rounds() -> None:
 
 def test_a_run_that_waits_says_for_whom_and_what_recovers_it() -> None:
     lines = list(status_lines(snapshot_with(final_round=4, waiting=WAITING, holds_recovery_key=True, recovery=PLAN)))
-    assert f"waiting    {WAITING}" in lines
+    assert f"waiting    on purpose: {WAITING}" in lines
     assert "recovery   by itself in 8 min 20 s with 2 of 4 members, unsafe under partition" in lines
     told = snapshot_with(recovery=msgspec.structs.replace(PLAN, time_left_ms=None))
     assert "recovery   `spes-p2p run recover` goes on with 2 of 4 members, unsafe under partition" in list(
@@ -46,7 +46,7 @@ def test_a_run_that_waits_says_for_whom_and_what_recovers_it() -> None:
 
 def test_the_status_line_of_the_terminal_says_the_same() -> None:
     text = status_text(snapshot_with(final_round=4, waiting=WAITING, epoch=1), "", 0)
-    assert f"round 6 tentative, round 4 final · waiting: {WAITING} · epoch: 1, made by a recovery" in text
+    assert f"round 6 tentative, round 4 final · waiting: on purpose: {WAITING} · epoch: 1, made by a recovery" in text
     assert "round 6 certified" in status_text(imagined_snapshot(), "", 0)
 
 
@@ -110,3 +110,27 @@ async def test_recover_that_is_not_confirmed_does_nothing(
     answer, asked = await recover(spes_p2p, tmp_path, snapshot_with(holds_recovery_key=True, recovery=PLAN))
     assert (answer.code, asked) == (2, [])
     assert "nothing was done" in answer.err
+
+
+def test_a_recovery_is_not_proposed_once_everybody_is_back() -> None:
+    everybody = tuple(view.peer for view in imagined_snapshot().network.peers)
+    back = snapshot_with(final_round=4, recovery=RecoveryView(keeps=everybody, time_left_ms=None))
+    assert not any("recover" in line for line in status_lines(back))
+
+
+def test_a_run_that_waits_on_purpose_waits_for_nothing_else() -> None:
+    snapshot = snapshot_with(waiting=WAITING)
+    view = msgspec.structs.replace(snapshot.round, waiting_for="acknowledgements of this node's update")
+    (line,) = [
+        line for line in status_lines(msgspec.structs.replace(snapshot, round=view)) if line.startswith("round ")
+    ]
+    assert f"waits on purpose: {WAITING}" in line
+    assert "acknowledgements" not in line
+
+
+def test_a_node_that_is_starting_names_no_round() -> None:
+    snapshot = imagined_snapshot()
+    view = msgspec.structs.replace(snapshot.round, number=0, phase="load", phases=(), leader="")
+    starting = msgspec.structs.replace(snapshot, round=view, certified_round=0, voter=False, member=False)
+    assert "certified  not known yet: the node is starting" in list(status_lines(starting))
+    assert "round 0" not in status_text(starting, "", 0)
