@@ -145,7 +145,7 @@ class Bodies:
             return
         if known.lacking is None:
             known.lacking = set(self.new_blobs(known, transition))
-        known.lacking -= context.held
+        known.lacking = {blob for blob in known.lacking if blob not in context.held}  # few, and held are many
         known.held = not known.lacking
         resend_ms = context.terms.config.protocol.resend_ms
         if known.held or (known.fetched_at_ms is not None and context.now_ms < known.fetched_at_ms + resend_ms):

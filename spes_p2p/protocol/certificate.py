@@ -5,7 +5,7 @@ What is to be verified comes as a list of `Check`s, so that whoever has many can
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,6 +19,9 @@ from spes_p2p.protocol.messages import QuorumCertificate, Signed, Vote
 from spes_p2p.protocol.params import quorum
 from spes_p2p.protocol.transition import merge_root
 from spes_p2p.protocol.wire import Step
+
+Extend: TypeAlias = Callable[[Head, Body], Head]
+"""`head.next_head`."""
 
 Check: TypeAlias = tuple[PeerId, str, bytes, bytes]
 """(peer, tag, payload, signature), as a `Verifier` takes them."""
@@ -113,10 +116,10 @@ def check_merge_lists(certificate: Certificate) -> None:
         raise RemoteProtocolError(None, "the certificate has merge lists without a merge")
 
 
-def extended(terms: Terms, certificate: Certificate) -> Head:
-    """The head after a certificate of this round, whose signatures are checked elsewhere. Raises RemoteProtocolError
-    if its body does not follow from the head before."""
-    head = next_head(terms.head, certificate.body)
+def extended(terms: Terms, certificate: Certificate, extend: Extend = next_head) -> Head:
+    """The head after a certificate of this round, whose signatures are checked elsewhere. `extend`: `next_head`, or one
+    that remembers. Raises RemoteProtocolError if its body does not follow from the head before."""
+    head = extend(terms.head, certificate.body)
     if certificate.body.seed != terms.seed:
         raise RemoteProtocolError(None, "the certificate has another seed")
     check_merge_lists(certificate)
@@ -133,11 +136,11 @@ def certificate_terms(head: Head, body: Body) -> Terms:
     return Terms(head, side)
 
 
-def verify_certificate(terms: Terms, certificate: Certificate, verifier: Verifier) -> Head:
+def verify_certificate(terms: Terms, certificate: Certificate, verifier: Verifier, extend: Extend = next_head) -> Head:
     """The head after it. Raises RemoteProtocolError unless a quorum of this round's voters precommitted the body."""
     check_place(terms, certificate)
     verify_checks(certificate_checks(ballot_of(terms), certificate), verifier)
-    return extended(terms, certificate)
+    return extended(terms, certificate, extend)
 
 
 def verify_qc(terms: Terms, qc: QuorumCertificate, verifier: Verifier) -> None:

@@ -7,8 +7,7 @@ MAX_MESSAGE_BYTES before anything is parsed.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -49,10 +48,6 @@ def decode_canonical(
     if ENCODER.encode(message) != data:
         raise RemoteProtocolError(sender, "malformed message: not in canonical encoding")
     return message
-
-
-Decoder: TypeAlias = Callable[[bytes, PeerId | None], Message]
-"""`decode`, or one that remembers: many machines in one process get the same bytes."""
 
 
 def decode(data: bytes, sender: PeerId | None = None) -> Message:

@@ -16,6 +16,7 @@ from spes_p2p.errors import LocalProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.ports import Signer, Verifier
 from spes_p2p.protocol.codec import decode_signed, encode, sign
+from spes_p2p.protocol.derive import Derive
 from spes_p2p.protocol.effects import Effect, Notify, Persist
 from spes_p2p.protocol.head import Terms
 from spes_p2p.protocol.messages import CutAnnouncement, Proposal, Ref, Signed, SignedBody, ViewChange, Vote, Want
@@ -109,6 +110,7 @@ class Context:
     private_seed: bytes
     now_ms: int
     opened_at_ms: int
+    derive: Derive = field(default_factory=Derive)
     journal: dict[str, bytes] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
     held: set[Digest] = field(default_factory=set)

@@ -15,7 +15,7 @@ from spes_p2p.protocol.history import Held
 from spes_p2p.protocol.messages import CutAnnouncement, CutMessage, Ref, Signed
 from spes_p2p.protocol.params import MAX_VIEWS_AHEAD
 from spes_p2p.protocol.statements import TENTATIVE_KINDS, Item, Slot, check_cut, item_sort_key
-from spes_p2p.protocol.transition import Transition, advance
+from spes_p2p.protocol.transition import Transition
 from spes_p2p.protocol.updates import Updates
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, RefKind
 
@@ -55,8 +55,7 @@ class Cuts:
 
         Otherwise rounds of a run whose members have all stopped would follow each other without a pause.
         """
-        live = self._context.terms.live
-        return bool(live) and self._updates.are_in(live)
+        return bool(self._context.terms.live) and self._updates.live_are_in()
 
     def view0_due_ms(self, training_ended_at_ms: int | None) -> int | None:
         """When view 0 begins here if not all live members come in before; None: not known yet."""
@@ -86,8 +85,8 @@ class Cuts:
             return False
         if context.now_ms >= first_view_began_at_ms + context.terms.transfer_budget_ms:
             return True
-        live, half_due_ms = context.terms.live, self.half_due_ms
-        if live and not self._updates.are_in(live) and (half_due_ms is None or context.now_ms < half_due_ms):
+        half_due_ms = self.half_due_ms
+        if not self._updates.live_are_in() and (half_due_ms is None or context.now_ms < half_due_ms):
             return False  # it trained faster than the others: without them there is hardly anything to average
         return all(held.receipt is not None for held in self._updates.manifests())
 
@@ -208,7 +207,7 @@ class Cuts:
             return
         try:
             check_cut(context.terms, known.cut, tuple(items), updates.receipts)
-            known.transition = advance(context.terms, known.hash, tuple(items), context.verifier)
+            known.transition = context.derive.transition(context.terms, known.hash, tuple(items), context.verifier)
         except RemoteProtocolError as error:
             known.problem = error.reason
             return

@@ -34,7 +34,7 @@ from spes_p2p.protocol.state import LeaseRow, RosterRow, ShardRow, State, apply_
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """What never changes in a run."""
 
@@ -42,6 +42,11 @@ class Run:
     manifest: RunManifest
     config: RunConfig
     sizes: PieceSizes
+
+    @cached_property
+    def founders(self) -> frozenset[PeerId]:
+        """The founders, for looking up."""
+        return frozenset(self.manifest.founders)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,12 +21,18 @@ class _Table:
 
     def __init__(self, terms: Terms, roster: tuple[RosterRow, ...], leases: Mapping[int, list[Tenure]]) -> None:
         self.terms = terms
-        self.rows = {row.peer: row for row in roster}
+        self._limits = {row.peer: row.capacity if qualified(terms, row) else min(row.capacity, 1) for row in roster}
+        """Per member, the most shards: before it qualifies it holds at most one."""
         self.leases = dict(leases)
         self._owned: dict[PeerId, list[int]] = {}
         for shard, owners in sorted(leases.items()):
             for owner in owners:
                 self._owned.setdefault(PeerId(bytes_of(owner)), []).append(shard)
+
+    @property
+    def num_members(self) -> int:
+        """After the cut."""
+        return len(self._limits)
 
     def owned(self, peer: PeerId) -> list[int]:
         """Ascending."""
@@ -37,10 +43,8 @@ class _Table:
         return {peer: len(shards) for peer, shards in self._owned.items()}
 
     def room(self, peer: PeerId) -> int:
-        """How many more shards a member may own; before it qualifies it holds at most one."""
-        row = self.rows[peer]
-        limit = row.capacity if qualified(self.terms, row) else min(row.capacity, 1)
-        return limit - len(self.owned(peer))
+        """How many more shards a member may own."""
+        return self._limits[peer] - len(self.owned(peer))
 
     def grant(self, shard: int, peer: PeerId) -> None:
         owners = [*self.leases[shard], Tenure(peer, self.terms.round, 0)]
@@ -118,7 +122,7 @@ def _leases_before(terms: Terms) -> tuple[LeaseRow, ...]:
 def _make_room(table: _Table, peer: PeerId) -> None:
     """Rule 5: a shard of the owner with too many, else a place beside the fewest owners."""
     counts = table.counts()
-    fair = -(-len(table.leases) // len(table.rows))
+    fair = -(-len(table.leases) // table.num_members)
     most = max(counts.values(), default=0)
     seed = table.terms.seed
     if most > fair:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 from spes_p2p.protocol.codec import unpack_float
@@ -26,8 +27,11 @@ _SMALLEST = 1e-12
 Length: TypeAlias = tuple[float, int]
 """Norm of a delta, and the inner steps behind it."""
 
+Typical: TypeAlias = tuple[float, float]
+"""Medians of the norms, and of the norms per step."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Yardstick:
     """Lengths of psi deltas, and of experts' deltas."""
 
@@ -49,12 +53,20 @@ class Yardstick:
         peer that makes many steps goes further than slow ones. It may state `most_steps` at most.
         """
         steps = min(manifest.steps, most_steps)
-        if _is_beyond(math.sqrt(psi_squared_norm(manifest)), steps, self.psi, bound):
+        if _is_beyond(math.sqrt(psi_squared_norm(manifest)), steps, self._typical_psi, bound):
             return 0
         for place, norm in _expert_norms(manifest):
-            if _is_beyond(norm, steps, self.experts, bound):
+            if _is_beyond(norm, steps, self._typical_expert, bound):
                 return place
         return None
+
+    @cached_property
+    def _typical_psi(self) -> Typical | None:
+        return _typical(self.psi)
+
+    @cached_property
+    def _typical_expert(self) -> Typical | None:
+        return _typical(self.experts)
 
 
 def _expert_norms(manifest: Manifest) -> list[tuple[int, float]]:
@@ -65,12 +77,14 @@ def _expert_norms(manifest: Manifest) -> list[tuple[int, float]]:
     ]
 
 
-def _is_beyond(norm: float, steps: int, lengths: Sequence[Length], bound: float) -> bool:
+def _typical(lengths: Sequence[Length]) -> Typical | None:
     if not lengths:
-        return False
-    typical = _median([other for other, _ in lengths])
-    typical_step = _median([other / max(1, num) for other, num in lengths])
-    return norm > bound * max(typical, typical_step * steps, _SMALLEST)
+        return None
+    return _median([norm for norm, _ in lengths]), _median([norm / max(1, num) for norm, num in lengths])
+
+
+def _is_beyond(norm: float, steps: int, typical: Typical | None, bound: float) -> bool:
+    return typical is not None and norm > bound * max(typical[0], typical[1] * steps, _SMALLEST)
 
 
 def _median(values: list[float]) -> float:

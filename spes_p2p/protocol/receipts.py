@@ -24,6 +24,11 @@ def mark_of(signed: Signed) -> AckMark:
     return AckMark(signed.peer, signed.body.pieces, signed.signature)
 
 
+def num_acked(mark: AckMark) -> int:
+    """Pieces that an ack names."""
+    return int.from_bytes(mark.pieces, "little").bit_count()
+
+
 def check_mark(mark: AckMark, author: PeerId, identity: Digest, manifest: Manifest, verifier: Verifier) -> None:
     """Raises RemoteProtocolError unless this is another peer's ack of pieces of this manifest."""
     if mark.peer == author:

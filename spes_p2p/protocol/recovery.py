@@ -15,7 +15,7 @@ from spes_p2p.errors import LocalProtocolError, RemoteProtocolError
 from spes_p2p.ids import PeerId
 from spes_p2p.ports import Signer, Verifier
 from spes_p2p.protocol.body import Body, Certificate, Cut
-from spes_p2p.protocol.certificate import Check, certificate_terms, verify_certificate
+from spes_p2p.protocol.certificate import Check, Extend, certificate_terms, verify_certificate
 from spes_p2p.protocol.codec import bitmap, body_hash, cut_hash
 from spes_p2p.protocol.head import Head, Terms, next_head, psi_digest
 from spes_p2p.protocol.leases import next_leases
@@ -132,10 +132,10 @@ def verify_recovery(head: Head, certificate: Certificate, verifier: Verifier) ->
     return recovered(head, certificate)
 
 
-def follow(base: Head, certificate: Certificate, verifier: Verifier) -> tuple[Head, Terms]:
+def follow(base: Head, certificate: Certificate, verifier: Verifier, extend: Extend = next_head) -> tuple[Head, Terms]:
     """The head after a certificate on top of `base`, and the terms that it was made under. Raises RemoteProtocolError
     unless a quorum, or for a new epoch the recovery key, signed what extends `base`."""
     if certificate.body.epoch > base.epoch:
         return verify_recovery(base, certificate, verifier), Terms(base)
     terms = certificate_terms(base, certificate.body)
-    return verify_certificate(terms, certificate, verifier), terms
+    return verify_certificate(terms, certificate, verifier, extend), terms

@@ -84,7 +84,7 @@ def next_roster(terms: Terms, change: RosterChange) -> tuple[RosterRow, ...]:
 
 def qualified(terms: Terms, row: RosterRow) -> bool:
     """Whether a member may vote and hold more than one shard: a founder, or enough accepted updates."""
-    return row.peer in terms.head.run.manifest.founders or row.accepted >= terms.config.protocol.rounds_to_qualify
+    return row.peer in terms.head.run.founders or row.accepted >= terms.config.protocol.rounds_to_qualify
 
 
 def with_voters(terms: Terms, rows: tuple[RosterRow, ...]) -> tuple[RosterRow, ...]:
@@ -106,7 +106,7 @@ def with_voters(terms: Terms, rows: tuple[RosterRow, ...]) -> tuple[RosterRow, .
 def _next_voters(terms: Terms, rows: tuple[RosterRow, ...]) -> frozenset[PeerId]:
     """Founders and qualified members from 4 on, growing slowly; below that the founders alone, or all who qualify."""
     candidates = [row.peer for row in rows if qualified(terms, row)]
-    founders = frozenset(row.peer for row in rows if row.peer in terms.head.run.manifest.founders)
+    founders = frozenset(row.peer for row in rows if row.peer in terms.head.run.founders)
     current = {row.peer for row in rows if row.voter_since is not None}
     order = election.rank(terms.seed, "voter", candidates)
     chosen = [peer for peer in order if peer in current]

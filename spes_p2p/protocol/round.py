@@ -33,8 +33,9 @@ from spes_p2p.protocol.announce import audience_of
 from spes_p2p.protocol.body import Certificate, base_of
 from spes_p2p.protocol.branches import abandoned
 from spes_p2p.protocol.certificate import certificate_terms, votes_of_certificate
-from spes_p2p.protocol.codec import Decoder, body_hash, decode, encode
+from spes_p2p.protocol.codec import body_hash, encode
 from spes_p2p.protocol.context import Context, still_acked
+from spes_p2p.protocol.derive import Derive
 from spes_p2p.protocol.effects import Effect, Input
 from spes_p2p.protocol.greeting import begin, greet, say_leave
 from spes_p2p.protocol.head import Head, Terms
@@ -59,7 +60,7 @@ from spes_p2p.protocol.wishes import Wishes as Wishes
 
 
 class RoundMachine:
-    """One peer in one run. `journal`: entries that were persisted before a restart. `decoder`: parses messages."""
+    """One peer in one run. `journal`: entries that were persisted before a restart."""
 
     def __init__(
         self,
@@ -70,9 +71,9 @@ class RoundMachine:
         *,
         now_ms: int,
         journal: Mapping[str, bytes] | None = None,
-        decoder: Decoder = decode,
+        derive: Derive | None = None,
     ) -> None:
-        self._decode = decoder
+        self._derive = derive or Derive()
         self._signer = signer
         self._verifier = verifier
         self._wishes = wishes
@@ -159,8 +160,6 @@ class RoundMachine:
                 context.send([event.leaver], HandoverDone(event.round, event.handover))
             case fx.RecoverWanted():
                 self._finish_own(self._rescue.wanted(context, event.keep, self._siding.heard(self.terms)))
-            case fx.Tick():
-                pass
             case _:
                 self._round.local(event)
         if isinstance(event, fx.Tick) or (self._due_ms is not None and now_ms >= self._due_ms):
@@ -208,6 +207,7 @@ class RoundMachine:
             private_seed=self._wishes.private_seed,
             now_ms=self._now_ms,
             opened_at_ms=self._now_ms,
+            derive=self._derive,
         )
         context.restore(self._journal)
         self._round = OpenRound(context, self._history)
@@ -298,7 +298,7 @@ class RoundMachine:
 
     def _take(self, sender: PeerId, data: bytes) -> None:
         """A message that has just come, or was kept."""
-        message = self._decode(data, sender)
+        message = self._derive.message(data, sender)
         if isinstance(message, HandoverDone):
             if self._leaving is not None:
                 self._leaving.taken_over(sender, message.handover)
@@ -387,7 +387,7 @@ class RoundMachine:
 
     def _finish(self, base: Head, certificate: Certificate, sender: PeerId | None = None) -> None:
         """Verify a certificate on top of a known head, and go where it leads."""
-        head, terms = follow(base, certificate, self._verifier)
+        head, terms = follow(base, certificate, self._verifier, self._derive.head)
         if terms.branch == self.terms.branch and head.epoch == terms.head.epoch:
             self._round.voting.compare(votes_of_certificate(terms, certificate))
         if head.is_final:

@@ -11,7 +11,6 @@ from spes_p2p.protocol.evidence import conflicting, named
 from spes_p2p.protocol.history import Held, History
 from spes_p2p.protocol.messages import (
     Ack,
-    AckMark,
     Alive,
     Claim,
     Evidence,
@@ -23,7 +22,7 @@ from spes_p2p.protocol.messages import (
     Signed,
 )
 from spes_p2p.protocol.norms import Yardstick
-from spes_p2p.protocol.receipts import Tally, check_mark, check_receipt, mark_of
+from spes_p2p.protocol.receipts import Tally, check_mark, mark_of, num_acked
 from spes_p2p.protocol.statements import Slot, check_statement, slot_of
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind, RefKind, RefusalReason
 
@@ -54,9 +53,13 @@ class Updates:
         self._yardstick = Yardstick()
         """Norms of those."""
         self._in: set[PeerId] = set()
+        self._awaited = set(context.terms.live)
+        """Live members that are not in."""
         self._holders: dict[Digest, Held] = {}
         """Blob -> the update that has it."""
         self._num_strangers = 0
+        self._looked: dict[Digest, tuple[object, ...]] = {}
+        """Update -> what its pieces were last asked for by: while that is the same, there is nothing more to ask."""
         self._due_ms: int | None = None
         """When the next piece may come within reach; never too late, perhaps too early."""
         self._tallies: dict[Digest, Tally] = {}
@@ -108,6 +111,7 @@ class Updates:
             self.slots[slot] = held
             if self._says_in(held):
                 self._in.add(signed.peer)
+                self._awaited.discard(signed.peer)
         self.by_hash[held.hash] = held
         if isinstance(signed.body, Evidence):
             self._history.keep_proof(signed.body)
@@ -208,9 +212,9 @@ class Updates:
         """Whether a manifest of this round, or `Alive{no more}`, of a peer is held; in round 1 its claim."""
         return peer in self._in
 
-    def are_in(self, peers: frozenset[PeerId]) -> bool:
-        """Whether all of these are in."""
-        return len(peers) <= len(self._in) and peers <= self._in
+    def live_are_in(self) -> bool:
+        """Whether all live members are in."""
+        return not self._awaited
 
     # --- acknowledging others' updates -------------------------------------------------------------------------------
 
@@ -222,11 +226,13 @@ class Updates:
         author = context.terms.head.state.row(held.signed.peer)
         if author is None or manifest.round <= author.base_round:
             return  # its slot is served: this may be another manifest than the one that was acknowledged for it
-        if self._beyond_bound(held, manifest):
+        patience = (context.now_ms - held.held_at_ms) // context.terms.config.protocol.resend_ms
+        looked = patience, self._yardstick, self.half_at_ms is None
+        if self._looked.get(held.hash) == looked or self._beyond_bound(held, manifest):
             return
+        self._looked[held.hash] = looked
         acking = context.me in context.terms.eligible_set
         places = context.terms.places(context.me) if acking else ()
-        patience = (context.now_ms - held.held_at_ms) // context.terms.config.protocol.resend_ms
         reach = context.terms.replicas + 1 + patience
         for index, piece in enumerate(manifest.pieces):
             if index in (held.asked if acking else held.spread):
@@ -292,6 +298,7 @@ class Updates:
         else:
             held.asked.discard(index)
             held.checks.pop(index)
+            self._looked.pop(identity, None)
             self._note_due(held)
         self._send_ack(held)
 
@@ -331,7 +338,7 @@ class Updates:
             return
         bits(mark.pieces, len(held.manifest.pieces))  # raises for what is no bitmap of them
         check_mark(mark, self._context.me, held.hash, held.manifest, self._context.verifier)
-        if before is not None and _num_acked(mark) <= _num_acked(before):
+        if before is not None and num_acked(mark) <= num_acked(before):
             return  # it was overtaken, or its author has restarted: an acker never takes a piece back
         held.acks[signed.peer] = mark
         if held.hash in self._tallies:
@@ -406,8 +413,9 @@ class Updates:
 
     def _stands(self, receipt: Receipt, author: PeerId, manifest: Manifest) -> bool:
         """Whether a receipt of an earlier round is one in this round too."""
+        context = self._context
         try:
-            check_receipt(self._context.terms, receipt, author, manifest, self._context.verifier)
+            context.derive.check_receipt(context.terms, receipt, author, manifest, context.verifier)
         except RemoteProtocolError:
             return False  # it was valid: its ackers have left, or more are needed now
         return True
@@ -432,7 +440,7 @@ class Updates:
         ref = Ref(RefKind.RECEIPT, identity, receipt.manifest)
         if held.receipt is not None and not context.is_wanted(ref):
             return False  # one is enough, unless a cut names this one
-        check_receipt(context.terms, receipt, held.signed.peer, held.manifest, context.verifier)
+        context.derive.check_receipt(context.terms, receipt, held.signed.peer, held.manifest, context.verifier)
         self.receipts[identity] = receipt
         context.found(ref)
         if held.receipt is None:
@@ -489,8 +497,3 @@ class Updates:
     def deadline_ms(self) -> int | None:
         """When the next piece comes within reach."""
         return self._due_ms
-
-
-def _num_acked(mark: AckMark) -> int:
-    """Pieces that an ack names."""
-    return int.from_bytes(mark.pieces, "little").bit_count()

@@ -24,7 +24,6 @@ what it says of itself (the swarm's `problems` are left to the tests).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -33,9 +32,9 @@ from spes_p2p.errors import SpesError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.body import Body, Certificate, base_of
-from spes_p2p.protocol.codec import decode, decode_signed, statement_hash
+from spes_p2p.protocol.codec import decode_signed, statement_hash
 from spes_p2p.protocol.head import Head, Terms
-from spes_p2p.protocol.messages import Ack, Evidence, Manifest, Message, PartDigest, Piece, Receipt, Signed
+from spes_p2p.protocol.messages import Ack, Evidence, Manifest, PartDigest, Piece, Receipt, Signed
 from spes_p2p.protocol.open_round import OpenRound
 from spes_p2p.protocol.params import MIN_BYZANTINE_VOTERS, SILENT_ROUNDS
 from spes_p2p.protocol.wire import ItemKind, PieceKind
@@ -49,16 +48,6 @@ if TYPE_CHECKING:
 
 class InvariantError(SpesError):
     """Something happened in a simulated swarm that must never happen."""
-
-
-@functools.lru_cache(maxsize=8192)
-def _decoded(data: bytes) -> Message:
-    return decode(data)
-
-
-def decode_once(data: bytes, sender: PeerId | None = None) -> Message:
-    """`decode` that remembers: a message goes to many, who may share what it is parsed to, since that is frozen."""
-    return _decoded(data)
 
 
 class Monitor:
@@ -109,7 +98,7 @@ class Monitor:
     def sent(self, peer: SimPeer, send: fx.Send) -> None:
         """A message leaves."""
         self.trace_hash = digest("trace", self.trace_hash, self._swarm.now_ms, peer.peer_id, send.to, send.data)
-        message = decode_once(send.data)
+        message = self._swarm.derive.message(send.data)
         if isinstance(message, Receipt) and self.manifests.get(message.manifest, (None,))[0] == peer.peer_id:
             self.receipted_at.setdefault(message.manifest, (peer.machine.terms.round, self._swarm.now_ms))
         for signed in rules.signed_in(message):
