@@ -253,6 +253,10 @@ class NodeConfig(Frozen):
     """Most shards to own. Default: all."""
     threads: PositiveInt = 1
     frozen_format: Literal["fp32", "bf16"] = "fp32"
+    memory_bytes: PositiveInt | None = None
+    """Most memory for training: of the GPU, or of the trainer process on a CPU. Default: what there is."""
+    compile: bool = False
+    """Compile the attention layers with torch.compile. GPUs only."""
     stop_after_round: int | None = None
     """Take part until this round is certified, then only serve until told to end."""
 

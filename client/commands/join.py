@@ -39,6 +39,12 @@ def join(
     frozen_format: Annotated[
         str | None, typer.Option("--frozen-format", help="How others' experts are stored: fp32 or bf16.")
     ] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="Most memory to train with, such as 10GB: the GPU's, else RAM.")
+    ] = None,
+    compile_: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="Compile the attention layers (GPU only).")
+    ] = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="Train until this round is certified, then only serve.")
     ] = None,
@@ -62,6 +68,8 @@ def join(
         capacity=capacity,
         threads=threads,
         frozen_format=frozen_format,
+        memory=memory,
+        compile=compile_,
         rounds=rounds,
     )
     choices = _checked_addresses(choose(flags))

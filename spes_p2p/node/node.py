@@ -300,6 +300,8 @@ class Node:
             device=config.device,
             frozen_format=config.frozen_format,
             threads=config.threads,
+            memory_bytes=config.memory_bytes,
+            compile=config.compile,
         )
 
     def _wishes(self, identity: Identity, run_config: RunConfig) -> Wishes:
