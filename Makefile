@@ -4,6 +4,7 @@
 #   make demo       a whole swarm on this machine, until its loss has visibly fallen
 #   make test       all tests but the long live ones; the protocol core must be reached to the last branch
 #   make test-live  a live swarm under kills, freezes and partitions: 20 minutes, with figures; partitions need root
+#   make test-gpu   the trainer on a CUDA device: bf16, torch.compile, limits on memory; a minute
 #   make nightly    5,000 simulated swarms with all faults, resumable (NIGHTLY_FILE)
 #   make lint       ruff and mypy
 #   make bench      every benchmark of benchmarks/, one after another
@@ -24,7 +25,7 @@ READY_DEV := $(VENV)/.ready-dev
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: demo test test-live lint bench nightly setup clean
+.PHONY: demo test test-live test-gpu lint bench nightly setup clean
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -70,6 +71,9 @@ endif
 
 test-live: $(READY_DEV)
 	$(BIN)/python -m pytest -m live_long -s --verbose tests/integration $(ARGS)
+
+test-gpu: $(READY_DEV)
+	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
 
 lint: $(READY_DEV)
 	$(BIN)/ruff check .

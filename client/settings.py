@@ -12,6 +12,8 @@
     --threads       SPES_THREADS        threads
     --frozen-format SPES_FROZEN_FORMAT  frozen_format
     --moments       SPES_MOMENTS        moments
+    --memory        SPES_MEMORY         memory
+    --compile       SPES_COMPILE        compile
 
 The file is `config.toml` in the user's configuration folder, or the one that SPES_CONFIG names. A list from a higher
 place replaces the whole list of a lower one.
@@ -22,17 +24,26 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, ValidationError
+from pydantic import AfterValidator, ByteSize, Field, PositiveInt, ValidationError
 
 from spes_p2p.client import folders
+from spes_p2p.client.gpu import CPU
 from spes_p2p.config import Frozen, NodeConfig, first_problem
 from spes_p2p.errors import ConfigError, DataError
 from spes_p2p.training.documents import find_files
 
 PREFIX = "SPES_"
 _MANY_WORDS = frozenset({"listen", "announce", "bootstrap"})
+_LEAST_MEMORY = 1 << 28
+"""An empty trainer process has nearly as much; whoever gives less forgot the unit."""
+
+
+def _enough(size: ByteSize) -> ByteSize:
+    if size < _LEAST_MEMORY:
+        raise ValueError(f"{size.human_readable()} is too little to train with; give a size such as 10GB")
+    return size
 
 
 class Choices(Frozen):
@@ -49,6 +60,8 @@ class Choices(Frozen):
     threads: PositiveInt | None = None
     frozen_format: Literal["fp32", "bf16"] | None = None
     moments: Literal["fp32", "int8"] | None = None
+    memory: Annotated[ByteSize, AfterValidator(_enough)] | None = None
+    compile: bool | None = None
     rounds: int | None = Field(default=None, ge=1)
     """Only a flag: it means one start, not a habit."""
 
@@ -95,9 +108,13 @@ def choose(flags: Choices, environment: Mapping[str, str] | None = None) -> Choi
 
 def node_config(choices: Choices, *, data_dir: Path, device: str, invite_seed: bytes | None) -> NodeConfig:
     """The frozen configuration of one node. Raises ConfigError, and DataError for text that is not there."""
-    given = choices.model_dump(exclude_none=True, exclude={"data_dir", "run", "gpu", "rounds", "data"})
+    given = choices.model_dump(exclude_none=True, exclude={"data_dir", "run", "gpu", "rounds", "data", "memory"})
     if choices.rounds is not None:
         given["stop_after_round"] = choices.rounds
+    if choices.memory is not None:
+        given["memory_bytes"] = int(choices.memory)
+    if choices.compile and device == CPU:
+        raise ConfigError("--compile needs a GPU: on a CPU compiling takes longer than it can save")
     given |= {"data_dir": data_dir, "device": device, "invite_seed": invite_seed}
     try:
         return NodeConfig.model_validate({**given, "data": data_paths(choices.data or ())})

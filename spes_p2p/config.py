@@ -311,6 +311,10 @@ class NodeConfig(Frozen):
     frozen_format: Literal["fp32", "bf16"] = "fp32"
     moments: Literal["fp32", "int8"] = "fp32"
     """How the optimizer holds its moments of what this node trains."""
+    memory_bytes: PositiveInt | None = None
+    """Most memory for training: of the GPU, or of the trainer process on a CPU. Default: what there is."""
+    compile: bool = False
+    """Compile the attention layers with torch.compile. GPUs only."""
     stop_after_round: int | None = None
     """Take part until this round is certified, then only serve until told to end."""
 

@@ -42,6 +42,12 @@ def join(
     moments: Annotated[
         str | None, typer.Option("--moments", help="How the optimizer's moments are stored: fp32 or int8.")
     ] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="Most memory to train with, such as 10GB: the GPU's, else RAM.")
+    ] = None,
+    compile_: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="Compile the attention layers (GPU only).")
+    ] = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="Train until this round is certified, then only serve.")
     ] = None,
@@ -66,6 +72,8 @@ def join(
         threads=threads,
         frozen_format=frozen_format,
         moments=moments,
+        memory=memory,
+        compile=compile_,
         rounds=rounds,
     )
     choices = _checked_addresses(choose(flags))

@@ -5,6 +5,8 @@ B batch, T sequence, D width, N query heads, G key heads, H head width.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,7 +24,34 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D], in the type of `x`."""
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+        if x.is_cuda:  # PyTorch's kernel for GPUs saves as little as ours and is one pass
+            return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+        y: Tensor = _RMSNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]  # untyped in torch
+        return y
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Saves its input and one number per row, where PyTorch's composed form for the CPU also saves the quotient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        wide = x.to(weight_D.dtype)
+        inverse = wide.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight_D, inverse)
+        return (wide * inverse).mul_(weight_D).to(x.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight_D, inverse = ctx.saved_tensors
+        grad = grads[0].to(weight_D.dtype)
+        unit = x.to(weight_D.dtype) * inverse  # y = unit * weight
+        grad_weight_D = (grad * unit).flatten(0, -2).sum(dim=0)
+        grad_unit = grad * weight_D
+        # d unit / d x = (1 - unit unit^T / D) / rms
+        along = (grad_unit * unit).mean(dim=-1, keepdim=True)
+        grad_x = grad_unit.sub_(unit.mul_(along)).mul_(inverse)
+        return grad_x.to(x.dtype), grad_weight_D, None
 
 
 def rotary_table(length: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -34,9 +63,10 @@ def rotary_table(length: int, head_dim: int, theta: float, device: torch.device)
 
 
 def rotate(x_BNTH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
-    """Apply rotary positions: x * cos + rotate_half(x) * sin (Su et al., arXiv 2104.09864)."""
+    """Apply rotary positions: x * cos + rotate_half(x) * sin (Su et al., arXiv 2104.09864), in the tables' type.
+    Returns the type of `x`."""
     first, second = x_BNTH.chunk(2, dim=-1)
-    return x_BNTH * cos_TH + torch.cat((-second, first), dim=-1) * sin_TH
+    return (x_BNTH * cos_TH + torch.cat((-second, first), dim=-1) * sin_TH).to(x_BNTH.dtype)
 
 
 class Attention(nn.Module):

@@ -15,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from spes_p2p.config import ModelConfig
 from spes_p2p.model.attention import Attention, RMSNorm, rotary_table
+from spes_p2p.model.head import HeadLosses, head_losses, token_nats
 from spes_p2p.model.moe import ExpertBank, FrozenFormat, Router, Routing
 from spes_p2p.model.shards import parse_expert_name
 
@@ -34,10 +36,15 @@ class Layer(nn.Module):
         self.experts = ExpertBank(config, frozen_format)
 
     def forward(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> tuple[Tensor, Routing]:
-        """[B, T, D] -> [B, T, D], and where the tokens went."""
+        """[B, T, D] -> [B, T, D], and where the tokens went. The sums and the router stay in the type of `x`; under
+        autocast attention and experts compute in its type."""
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), cos_TH, sin_TH)
         normed_TD = self.moe_norm(x_BTD).flatten(0, 1)
-        routing: Routing = self.moe(normed_TD)
+        device_type = x_BTD.device.type
+        with torch.autocast(device_type, enabled=False):
+            routing: Routing = self.moe(normed_TD)
+        if torch.is_autocast_enabled(device_type):
+            normed_TD = normed_TD.to(torch.get_autocast_dtype(device_type))
         return x_BTD + self.experts(normed_TD, routing).view_as(x_BTD), routing
 
 
@@ -68,14 +75,63 @@ class Transformer(nn.Module):
         return model
 
     def forward(self, tokens_BT: Tensor) -> tuple[Tensor, list[Routing]]:
-        """(logits_BTV, routing of each layer)."""
+        """(logits_BTV, routing of each layer). Training and evaluation use `losses` and `nats`, which make no logits
+        of all tokens at once."""
+        hidden_BTD, routings = self.hidden(tokens_BT)
+        return self.head(hidden_BTD), routings
+
+    def hidden(self, tokens_BT: Tensor, checkpoint_layers: bool = False) -> tuple[Tensor, list[Routing]]:
+        """(what the head reads [B, T, D], routing of each layer).
+
+        With `checkpoint_layers` a layer keeps its input alone and is computed again in the backward pass: the same
+        bits for a third more arithmetic.
+        """
         cos_TH, sin_TH = self._rotary(tokens_BT.shape[1], tokens_BT.device)
         x_BTD = self.embed(tokens_BT)
         routings: list[Routing] = []
         for layer in self.layers:
-            x_BTD, routing = layer(x_BTD, cos_TH, sin_TH)
+            if checkpoint_layers:
+                # nothing here draws random numbers, so their state need not be kept
+                x_BTD, routing = checkpoint(layer, x_BTD, cos_TH, sin_TH, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_BTD, routing = layer(x_BTD, cos_TH, sin_TH)
             routings.append(routing)
-        return self.head(self.norm(x_BTD)), routings
+        return self.norm(x_BTD), routings
+
+    def losses(
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor,
+        z_weight: float,
+        *,
+        batch_tokens: int | None = None,
+        checkpoint_layers: bool = False,
+    ) -> tuple[HeadLosses, list[Routing]]:
+        """Cross-entropy and z-loss as `head.head_losses` has them, and the routing of each layer. If the head has a
+        gradient already, from an earlier micro-batch, this call adds to it, before any backward pass."""
+        hidden_BTD, routings = self.hidden(tokens_BT, checkpoint_layers)
+        weight_VD = self.head.weight
+        losses = head_losses(
+            hidden_BTD.flatten(0, 1),
+            weight_VD,
+            targets_BT.flatten(),
+            z_weight,
+            batch_tokens=batch_tokens,
+            weight_grad_VD=weight_VD.grad,
+        )
+        return losses, routings
+
+    @torch.no_grad()
+    def nats(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Cross-entropy of each target, [B, T], in nats and fp32. It has no gradient."""
+        hidden_BTD, _ = self.hidden(tokens_BT)
+        return token_nats(hidden_BTD.flatten(0, 1), self.head.weight, targets_BT.flatten()).view_as(targets_BT)
+
+    def compile_attention(self) -> None:
+        """Have torch.compile fuse the norms, rotations and sums around each layer's attention, at its first use. The
+        experts are left alone: how many tokens each gets differs in every step, and compiled code is for one shape."""
+        for layer in self.layers:
+            cast(Layer, layer).attention.compile()
 
     def tensors(self) -> dict[str, Tensor]:
         """Every weight under its contract name, owned and frozen alike."""

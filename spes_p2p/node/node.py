@@ -301,6 +301,8 @@ class Node:
             frozen_format=config.frozen_format,
             moments=config.moments,
             threads=config.threads,
+            memory_bytes=config.memory_bytes,
+            compile=config.compile,
         )
 
     def _wishes(self, identity: Identity, run_config: RunConfig) -> Wishes:

@@ -130,7 +130,20 @@ def serve(pipes: Pipes) -> None:
                 reply = answer(service, pipes, number, request)
         except SpesError as error:
             reply = Failed(kind=type(error).__name__, message=str(error))
+        except (RuntimeError, MemoryError) as error:
+            reply = out_of_memory(error)
         pipes.reply(number, reply)
+
+
+def out_of_memory(error: RuntimeError | MemoryError) -> Failed:
+    """The reply where memory ran out and the trainer could not help itself: another process would have no more of
+    it. Raises any other error again."""
+    from spes_p2p.training.out_of_memory import is_out_of_memory, memory_error
+
+    if not is_out_of_memory(error):
+        raise error
+    told = memory_error("this model", error)
+    return Failed(kind=type(told).__name__, message=str(told))
 
 
 def answer(service: TrainerService, pipes: Pipes, number: int, request: Request) -> Reply:

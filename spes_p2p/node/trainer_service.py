@@ -35,6 +35,7 @@ from spes_p2p.storage.blobs import DiskBlobs
 from spes_p2p.training.data import DEFAULT_MAX_BYTES, TokenStream, data_key, load_corpus
 from spes_p2p.training.handover import export_handover, import_handover
 from spes_p2p.training.heldout import decode_held_out, held_out_hashes
+from spes_p2p.training.out_of_memory import limit_memory
 from spes_p2p.training.own_work import OwnWork
 from spes_p2p.training.publish import StoredPiece, publish
 from spes_p2p.training.selftest import self_test
@@ -56,6 +57,9 @@ class TrainerService:
         self_test()
         check_device(hello.device)
         torch.set_num_threads(hello.threads)
+        self._notices: list[str] = []
+        if hello.memory_bytes is not None and not limit_memory(torch.device(hello.device), hello.memory_bytes):
+            self._notices.append("--memory has no effect: this system cannot limit what a process on the CPU takes")
         self._config = RunConfig.from_json(hello.config)
         self._store = DiskBlobs(Path(hello.blobs_dir))
         self._files = CheckpointFiles(Path(hello.state_dir))
@@ -72,13 +76,16 @@ class TrainerService:
 
         def new_trainer() -> Trainer:
             stream = TokenStream(corpus.documents, ByteTokenizer(), key)
-            return Trainer(
+            trainer = Trainer(
                 self._config,
                 stream,
                 device=hello.device,
                 frozen_format=hello.frozen_format,
                 moments=hello.moments,
             )
+            if hello.compile:
+                trainer.model.compile_attention()
+            return trainer
 
         self._trainer, resumed, damaged = self._resume(new_trainer)
         self._reader: StartReader | None = None
@@ -158,7 +165,7 @@ class TrainerService:
         nats_per_byte = None
         if self._held_out and request.evaluate_bytes != 0:
             nats_per_byte = self._trainer.evaluate(self._held_out, request.evaluate_bytes).nats_per_byte
-        return Started(round=start.round, nats_per_byte=nats_per_byte)
+        return Started(round=start.round, nats_per_byte=nats_per_byte, notices=self._take_notices())
 
     def _train(
         self, request: Train, should_stop: Callable[[], bool], on_progress: Callable[[Progress], None]
@@ -175,6 +182,7 @@ class TrainerService:
             mean_loss=result.mean_loss,
             seconds=result.seconds,
             finite=result.finite,
+            notices=self._take_notices(),
         )
 
     def _publish(self) -> Published:
@@ -193,6 +201,10 @@ class TrainerService:
             psi=tuple(map(_piece, update.psi)),
             experts=tuple(map(_piece, update.experts)),
         )
+
+    def _take_notices(self) -> tuple[str, ...]:
+        notices, self._notices = (*self._notices, *self._trainer.take_notices()), []
+        return notices
 
     def _started(self) -> StartReader:
         if self._reader is None:

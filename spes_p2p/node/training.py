@@ -115,6 +115,7 @@ class Training:
             )
         )
         self._loaded = head
+        self._pass_on(started.notices)
         return started.nats_per_byte
 
     async def train(self, order: fx.Train) -> fx.Trained:
@@ -125,6 +126,7 @@ class Training:
             return nothing
         try:
             result = await self._worker.train(order.inner_steps)
+            self._pass_on(result.notices)
             if result.num_skipped:
                 self._notify("warning", f"round {order.round}: {result.num_skipped} steps were skipped (not finite)")
             if result.num_steps == 0:
@@ -147,6 +149,10 @@ class Training:
     def stop(self) -> None:
         """End the training that is under way after its present step."""
         self._worker.stop_training()
+
+    def _pass_on(self, notices: tuple[str, ...]) -> None:
+        for notice in notices:
+            self._notify("warning", notice)
 
     def _remember(self, published: Published) -> None:
         self._published[published.round] = {piece.blob for piece in published.experts}

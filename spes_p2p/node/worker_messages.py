@@ -37,6 +37,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     frozen_format: Literal["fp32", "bf16"] = "fp32"
     moments: Literal["fp32", "int8"] = "fp32"
     threads: int = 1
+    memory_bytes: int | None = None
+    """Most memory for training, of the GPU or of the trainer process; None: what there is."""
+    compile: bool = False
 
 
 class LoadStart(msgspec.Struct, frozen=True, kw_only=True, tag="load_start"):
@@ -110,6 +113,8 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     """The round to train in."""
     nats_per_byte: float | None
     """Held-out loss of the loaded state; None: not asked for, or no held-out set."""
+    notices: tuple[str, ...] = ()
+    """What the user should hear of how it went."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
@@ -138,6 +143,8 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True, tag="trained"):
     seconds: float
     finite: bool
     """False: the update must be withheld."""
+    notices: tuple[str, ...] = ()
+    """What the user should hear of how it went."""
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """How well a model predicts the held-out set, in nats per byte: comparable between tokenizers and runs.
 
-B sequences, T tokens of a sequence, V vocabulary.
+B sequences, T tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from spes_p2p.config import RunConfig
 from spes_p2p.model.transformer import Transformer
@@ -54,9 +53,8 @@ def evaluate(
     total_nats = 0.0
     for first in range(0, num_sequences, batch_sequences):
         targets_BT = targets[first : first + batch_sequences].to(device)
-        logits_BTV, _ = model(inputs[first : first + batch_sequences].to(device))
-        nats = F.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), reduction="none")
-        total_nats += float(nats.double()[targets_BT.flatten() != separator].sum())
+        nats_BT = model.nats(inputs[first : first + batch_sequences].to(device), targets_BT)
+        total_nats += float(nats_BT.double()[targets_BT != separator].sum())
     num_bytes = sum(len(document) for document in chosen)
     return Evaluation(nats_per_byte=total_nats / num_bytes, num_bytes=num_bytes)
 

@@ -8,6 +8,10 @@ f is an expert's share of the routed slots (a count, no gradient), P its mean ro
 the balance sum is 1. Sources: Switch Transformer (arXiv 2101.03961) for the balance, ST-MoE (arXiv 2202.08906) for
 the router's z-loss, PaLM (arXiv 2204.02311) for the output's.
 
+Over a batch in micro-batches: cross-entropy, z-loss and router z-loss are token means over the whole batch, exactly.
+The balance is a product of two means, so it is taken in each micro-batch by itself and averaged, weighted by tokens:
+each micro-batch is asked to be balanced, which is a little more than the batch as a whole.
+
 T tokens of the batch, V vocabulary, M experts, L layers.
 """
 
@@ -21,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spes_p2p.config import TrainingConfig
+from spes_p2p.model.head import HeadLosses
 from spes_p2p.model.moe import Routing
 
 DECAYED_BALANCE_START = 0.7
@@ -46,14 +51,28 @@ def batch_losses(
     config: TrainingConfig,
     count_scale_M: Tensor | None = None,
 ) -> Losses:
-    """All parts for one batch; `count_scale_M` is `owned_count_scale`'s, None for the plain balance."""
+    """All parts for one batch, from its logits; `count_scale_M` is `owned_count_scale`'s, None for the plain balance.
+    What the trainer computes in pieces, written down plainly."""
     logits_TV = logits_TV.float()
     cross_entropy = F.cross_entropy(logits_TV, targets_T)
     z = logits_TV.logsumexp(dim=-1).square().mean()
-    balance = torch.stack([layer_balance(routing, count_scale_M) for routing in routings]).mean()
-    router_z = torch.stack([routing.logits_TM.logsumexp(dim=-1).square().mean() for routing in routings]).sum()
-    total = cross_entropy + config.z_loss * z + config.balance_loss * balance + config.router_z_loss * router_z
-    return Losses(total=total, cross_entropy=cross_entropy, z=z, balance=balance, router_z=router_z)
+    head = HeadLosses(cross_entropy + config.z_loss * z, cross_entropy, z)
+    return with_router_losses(head, routings, config, count_scale_M)
+
+
+def with_router_losses(
+    head: HeadLosses,
+    routings: Sequence[Routing],
+    config: TrainingConfig,
+    count_scale_M: Tensor | None = None,
+    share: float = 1.0,
+) -> Losses:
+    """The head's losses and the routers'; those of a micro-batch count by its `share` of the batch's tokens, as the
+    head's already do."""
+    balance = torch.stack([layer_balance(routing, count_scale_M) for routing in routings]).mean() * share
+    router_z = torch.stack([routing.logits_TM.logsumexp(dim=-1).square().mean() for routing in routings]).sum() * share
+    total = head.total + config.balance_loss * balance + config.router_z_loss * router_z
+    return Losses(total=total, cross_entropy=head.cross_entropy, z=head.z, balance=balance, router_z=router_z)
 
 
 def layer_balance(routing: Routing, count_scale_M: Tensor | None = None) -> Tensor:

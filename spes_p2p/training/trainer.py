@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -27,12 +28,17 @@ from spes_p2p.model.transformer import Transformer, to_numpy
 from spes_p2p.training.arrays import Tensors
 from spes_p2p.training.data import TokenStream
 from spes_p2p.training.evaluate import Evaluation, evaluate
-from spes_p2p.training.losses import batch_losses, owned_count_scale
+from spes_p2p.training.gradients import add_gradients, autocast
+from spes_p2p.training.losses import owned_count_scale
 from spes_p2p.training.moments import MomentsFormat
 from spes_p2p.training.optim import NamedAdamW
+from spes_p2p.training.out_of_memory import give_back, is_out_of_memory, memory_error
 from spes_p2p.training.own_work import MasterRule, OwnWork, PendingUpdate, ResidualRule, carried_master
+from spes_p2p.training.plan import StepPlan, smaller, whole_batch
 from spes_p2p.training.schedule import learning_rate
 from spes_p2p.training.tokenizer import ByteTokenizer, Tokenizer
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +105,10 @@ class Trainer:
         frozen_format: FrozenFormat = "fp32",
         moments: MomentsFormat = "fp32",
         tokenizer: Tokenizer | None = None,
+        plan: StepPlan | None = None,
     ) -> None:
+        """`plan`: how steps are cut, to begin with; None: not at all. Where memory runs out the trainer goes over to
+        smaller plans by itself, and keeps to them."""
         self.config = config
         self.stream = stream
         self.tokenizer = tokenizer or ByteTokenizer()
@@ -113,6 +122,8 @@ class Trainer:
         self.base = b""
         """Hash of the certificate that the loaded start comes from."""
         self.finite = True
+        self.plan = plan or whole_batch(config.training)
+        self._notices: list[str] = []
         self._device = torch.device(device)
         self._psi_start: Tensors = {}
 
@@ -171,7 +182,8 @@ class Trainer:
     ) -> TrainResult:
         """Make inner steps until the number is reached or `should_stop` says so, asked before each step.
 
-        Raises ValueError before the first `load_start`.
+        A step that runs out of memory is made again, of the same tokens, in smaller pieces. Raises MachineError if
+        that does not help, ValueError before the first `load_start`.
         """
         if not self._psi_start:
             raise ValueError("no start is loaded")
@@ -204,23 +216,53 @@ class Trainer:
         batch_BT1 = self.stream.next_batch(training.batch_sequences, training.sequence_length)
         tokens_BT1 = torch.from_numpy(batch_BT1).to(self._device)
 
-        logits_BTV, routings = self.model(tokens_BT1[:, :-1])
-        losses = batch_losses(
-            logits_BTV.flatten(0, 1), tokens_BT1[:, 1:].flatten(), routings, training, self._count_scale(step)
-        )
-        gradient_norm: float | None = None
-        if bool(torch.isfinite(losses.total)):
-            losses.total.backward()  # type: ignore[no-untyped-call]  # untyped in torch
-            gradient_norm = self.optimizer.step(rate)
+        scale_M = self._count_scale(step)
+        losses = self._fitted(lambda plan: add_gradients(self.model, tokens_BT1, training, plan, scale_M))
+        gradient_norm = self._update(rate) if losses.finite else None
+        self.optimizer.drop_gradients()
 
         self.local_step += 1
         return StepReport(
             local_step=self.local_step,
             global_step=step,
-            loss=losses.cross_entropy.item(),
+            loss=losses.cross_entropy,
             gradient_norm=gradient_norm,
             learning_rate=rate,
         )
+
+    def _update(self, rate: float) -> float | None:
+        """Let the optimizer use the gradients. Raises MachineError if there is no memory for its state: activations
+        are gone by then, so that smaller micro-batches would not help."""
+        try:
+            return self.optimizer.step(rate)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise memory_error("the optimizer's state", error) from error
+
+    def _fitted(self, attempt: Callable[[StepPlan], Result]) -> Result:
+        """What `attempt` returns under the present plan, or under the first smaller one that fits into memory."""
+        while True:
+            try:
+                return attempt(self.plan)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                plan = smaller(self.plan)
+                if plan is None:
+                    length = self.config.training.sequence_length
+                    raise memory_error(f"one sequence of {length} tokens", error) from error
+                reason = str(error).partition("\n")[0]
+            # only here, where the exception and with it the frames of the attempt are gone, can its memory be freed
+            self.optimizer.drop_gradients()
+            give_back(self._device)
+            self._notices.append(f"out of memory with {self.plan}; going on with {plan} ({reason})")
+            self.plan = plan
+
+    def take_notices(self) -> tuple[str, ...]:
+        """What the user should hear of that happened since the last call: changes of the plan."""
+        notices, self._notices = tuple(self._notices), []
+        return notices
 
     def _count_scale(self, step: int) -> torch.Tensor | None:
         training = self.config.training
@@ -257,6 +299,11 @@ class Trainer:
         """Held-out loss of the weights as they are now; right after `load_start`, of the agreed state (with the own
         masters, which differ from it by less than a rounding)."""
         training = self.config.training
-        return evaluate(
-            self.model, documents, self.tokenizer, training.sequence_length, training.batch_sequences, max_bytes
-        )
+
+        def attempt(plan: StepPlan) -> Evaluation:
+            with autocast(self._device):
+                return evaluate(
+                    self.model, documents, self.tokenizer, training.sequence_length, plan.micro_sequences, max_bytes
+                )
+
+        return self._fitted(attempt)

@@ -51,6 +51,8 @@ def test_environment_knows_every_choice_and_splits_lists() -> None:
             "SPES_THREADS": "4",
             "SPES_FROZEN_FORMAT": "bf16",
             "SPES_MOMENTS": "int8",
+            "SPES_MEMORY": "10GB",
+            "SPES_COMPILE": "true",
         }
     )
     assert choices == Choices(
@@ -65,6 +67,8 @@ def test_environment_knows_every_choice_and_splits_lists() -> None:
         threads=4,
         frozen_format="bf16",
         moments="int8",
+        memory=10_000_000_000,
+        compile=True,
     )
 
 
@@ -75,6 +79,27 @@ def test_node_config_holds_what_was_chosen_and_defaults_for_the_rest(tmp_path: P
     config = node_config(choices, data_dir=tmp_path, device="cpu", invite_seed=b"s" * 32)
     assert (config.threads, config.data, config.stop_after_round, config.device) == (2, (text,), 5, "cpu")
     assert (config.listen, config.capacity, config.invite_seed) == (("/ip4/0.0.0.0/tcp/0",), None, b"s" * 32)
+
+
+@pytest.mark.parametrize(("text", "size"), [("10GB", 10**10), ("6GiB", 6 * 2**30), ("1.5 gb", 1_500_000_000)])
+def test_memory_is_given_in_sizes_that_people_write(tmp_path: Path, text: str, size: int) -> None:
+    config = node_config(from_flags(memory=text), data_dir=tmp_path, device="cpu", invite_seed=None)
+    assert config.memory_bytes == size
+
+
+@pytest.mark.parametrize("text", ["10", "ten", "10 apples", "-3GB"])
+def test_memory_without_a_sensible_unit_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--memory"):
+        from_flags(memory=text)
+
+
+def test_compiling_is_for_gpus(tmp_path: Path) -> None:
+    choices = from_flags(compile=True)
+    assert node_config(choices, data_dir=tmp_path, device="cuda:0", invite_seed=None).compile
+    with pytest.raises(ConfigError, match="--compile needs a GPU"):
+        node_config(choices, data_dir=tmp_path, device="cpu", invite_seed=None)
+    no_compile = choose(from_flags(compile=False), {"SPES_COMPILE": "1"})
+    assert not node_config(no_compile, data_dir=tmp_path, device="cpu", invite_seed=None).compile
 
 
 def test_data_paths_become_absolute_and_keep_their_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

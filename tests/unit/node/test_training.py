@@ -28,8 +28,15 @@ ORDER = fx.Train(round=HEAD.round + 1, inner_steps=10)
 class Trainer:
     """Answers as scripted."""
 
-    def __init__(self, *, num_steps: int = 10, mean_loss: float = 2.0, error: Exception | None = None) -> None:
-        self.num_steps, self.mean_loss, self.error = num_steps, mean_loss, error
+    def __init__(
+        self,
+        *,
+        num_steps: int = 10,
+        mean_loss: float = 2.0,
+        error: Exception | None = None,
+        notices: tuple[str, ...] = (),
+    ) -> None:
+        self.num_steps, self.mean_loss, self.error, self.notices = num_steps, mean_loss, error, notices
         self.loads: list[LoadStart] = []
         self.asked: list[str] = []
         self.round = 0
@@ -43,7 +50,7 @@ class Trainer:
         self.asked.append(f"train {num_inner_steps}")
         return Trained(
             round=self.round, num_steps=self.num_steps, num_skipped=1, tokens=320, mean_loss=self.mean_loss,
-            seconds=1.0, finite=True,
+            seconds=1.0, finite=True, notices=self.notices,
         )  # fmt: skip
 
     async def publish(self) -> Published:
@@ -128,3 +135,11 @@ async def test_own_blobs_are_remembered_over_a_restart(ledger: Ledger) -> None:
     await again.load(dataclasses.replace(after, state=state), None, so_far)
     assert trainer.loads[0].masters == {SHARD: "carry"}
     assert (trainer.loads[0].residual, trainer.loads[0].accepted_update) == ("advance", 2)
+
+
+async def test_what_the_trainer_wants_the_user_to_hear_is_told(ledger: Ledger) -> None:
+    notes: list[str] = []
+    training = training_of(Trainer(notices=("out of memory with A; going on with B",)), ledger, notes)
+    await training.load(HEAD, None, None)
+    await training.train(ORDER)
+    assert "out of memory with A; going on with B" in notes

@@ -134,6 +134,15 @@ async def test_a_round_in_the_process_gives_the_blobs_that_it_gives_in_memory(tm
     assert listener.restarts == []
 
 
+async def test_a_model_beyond_the_memory_that_was_allowed_is_an_error_that_says_what_would_help(tmp_path):
+    run = tiny_run(model=tiny_run().model.model_copy(update={"width": 256, "vocab_size": 512 * 1024}).model_dump())
+    hello = make_hello(tmp_path, config=run.to_json(), memory_bytes=600 << 20)  # psi and gradients alone need 2 GB
+    async with running(hello, Listener()) as worker:
+        with pytest.raises(MachineError, match=r"not enough memory for this model(.|\n)*--capacity"):
+            await worker.start()
+        assert worker.restarts == 0
+
+
 async def test_stop_ends_training_early_and_what_was_trained_counts(tmp_path):
     listener = Listener()
     async with running(make_hello(tmp_path), listener) as worker:

@@ -1,0 +1,44 @@
+"""How one inner step is cut to fit into memory, and what is tried next when it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from spes_p2p.config import TrainingConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One inner step, computed in micro-batches of whole sequences whose gradients are added up."""
+
+    micro_sequences: int
+    """Most sequences of a micro-batch."""
+    checkpoint: bool = False
+    """Layers keep their inputs alone and are computed again in the backward pass."""
+
+    def micro_batches(self, num_sequences: int) -> Iterator[slice]:
+        """The sequences of each micro-batch, in order."""
+        for first in range(0, num_sequences, self.micro_sequences):
+            yield slice(first, min(first + self.micro_sequences, num_sequences))
+
+    def __str__(self) -> str:
+        plural = "s" if self.micro_sequences > 1 else ""
+        again = ", layers computed again in the backward pass" if self.checkpoint else ""
+        return f"micro-batches of {self.micro_sequences} sequence{plural}{again}"
+
+
+def whole_batch(training: TrainingConfig) -> StepPlan:
+    """The fastest plan: everything at once, nothing computed again."""
+    return StepPlan(micro_sequences=training.batch_sequences)
+
+
+def smaller(plan: StepPlan) -> StepPlan | None:
+    """What to try after `plan` ran out of memory: half the micro-batch, down to one sequence, then checkpointing.
+
+    Halving comes first because it costs the experts' products some of their size and nothing else, while
+    checkpointing computes every layer twice. None: nothing is left to try.
+    """
+    if plan.micro_sequences > 1:
+        return replace(plan, micro_sequences=plan.micro_sequences // 2)
+    return None if plan.checkpoint else replace(plan, checkpoint=True)
