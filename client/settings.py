@@ -21,12 +21,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, PositiveInt, ValidationError
 
 from spes_p2p.client import folders
-from spes_p2p.config import Frozen, NodeConfig, first_problem
+from spes_p2p.config import Frozen, FrozenFormat, NodeConfig, first_problem
 from spes_p2p.errors import ConfigError, DataError
 from spes_p2p.training.documents import find_files
 
@@ -46,7 +46,7 @@ class Choices(Frozen):
     bootstrap: tuple[str, ...] | None = None
     capacity: PositiveInt | None = None
     threads: PositiveInt | None = None
-    frozen_format: Literal["fp32", "bf16"] | None = None
+    frozen_format: FrozenFormat | None = None
     rounds: int | None = Field(default=None, ge=1)
     """Only a flag: it means one start, not a habit."""
 

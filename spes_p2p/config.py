@@ -19,6 +19,9 @@ PROTOCOL_VERSION = 1
 MAX_PARTS = MAX_SHARDS = 4096
 """What a message can list (protocol/messages.py)."""
 
+FrozenFormat = Literal["fp32", "bf16", "int8", "int4"]
+"""How a node keeps the experts of others in memory: 4, 2, 1 or 0.53 bytes per value (model/frozen.py)."""
+
 
 class Frozen(BaseModel):
     """Base of all configuration: immutable, and unknown keys are errors."""
@@ -252,7 +255,7 @@ class NodeConfig(Frozen):
     capacity: PositiveInt | None = None
     """Most shards to own. Default: all."""
     threads: PositiveInt = 1
-    frozen_format: Literal["fp32", "bf16"] = "fp32"
+    frozen_format: FrozenFormat = "fp32"
     stop_after_round: int | None = None
     """Take part until this round is certified, then only serve until told to end."""
 

@@ -7,10 +7,11 @@ the number of the Train it belongs to. Tensors never travel here: they are blobs
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
+from spes_p2p.config import FrozenFormat
 from spes_p2p.ids import Digest
 from spes_p2p.training.own_work import MasterRule, ResidualRule
 from spes_p2p.training.start import NO_BASE, StartSpec
@@ -34,7 +35,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     held_out: Digest | None = None
     """Blob of the held-out set; it must be in the store."""
     device: str = "cpu"
-    frozen_format: Literal["fp32", "bf16"] = "fp32"
+    frozen_format: FrozenFormat = "fp32"
     threads: int = 1
 
 

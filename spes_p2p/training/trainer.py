@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from spes_p2p.config import RunConfig
-from spes_p2p.model.moe import FrozenFormat
+from spes_p2p.config import FrozenFormat, RunConfig
 from spes_p2p.model.shards import shard_experts, shard_tensor_names
 from spes_p2p.model.transformer import Transformer, to_numpy
 from spes_p2p.training.arrays import Tensors
