@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spes_p2p.model.experts import Expert, OwnedExpert
-from spes_p2p.model.slots import Layer
+from spes_p2p.model.slots import BankCall
 
 STACK_BYTES = 256 << 20
 """Most memory for decoded weights, but at least one expert's matrix."""
@@ -46,22 +46,22 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-def grouped_experts(layer: Layer, x_TD: Tensor, weights_TK: Tensor) -> Tensor:
+def grouped_experts(call: BankCall, x_TD: Tensor, weights_TK: Tensor) -> Tensor:
     """[T, D] -> [T, D], in the type of `x`, with gradients for `x`, the routing weights and the owned experts."""
-    y_TD: Tensor = _GroupedExperts.apply(layer, x_TD, weights_TK, *layer.owned_weights())  # type: ignore[no-untyped-call]  # untyped in torch
+    y_TD: Tensor = _GroupedExperts.apply(call, x_TD, weights_TK, *call.owned_weights())  # type: ignore[no-untyped-call]  # untyped in torch
     return y_TD
 
 
 class _GroupedExperts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, layer: Layer, x_TD: Tensor, weights_TK: Tensor, *owned: Tensor) -> Tensor:
+    def forward(ctx: Any, call: BankCall, x_TD: Tensor, weights_TK: Tensor, *owned: Tensor) -> Tensor:
         with torch.autocast(x_TD.device.type, enabled=False):
-            return _forward(ctx, layer, x_TD, weights_TK, owned)
+            return _forward(ctx, call, x_TD, weights_TK, owned)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, ctx.layer, grads[0].to(ctx.layer.dtype).contiguous())
+        return _backward(ctx, ctx.call, grads[0].to(ctx.call.dtype).contiguous())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +84,9 @@ def _group(members: list[tuple[int, Expert, slice]], device: torch.device) -> _G
 class _Stacks:
     """The groups of a layer and the buffer for their decoded weights."""
 
-    def __init__(self, layer: Layer, like: Tensor) -> None:
-        rows, columns = layer.experts[0].shape("down")
-        busy = list(layer.busy())
+    def __init__(self, call: BankCall, like: Tensor) -> None:
+        rows, columns = call.experts[0].shape("down")
+        busy = list(call.busy())
         size = max(1, min(len(busy), STACK_BYTES // (rows * columns * like.element_size())))
         self.groups = [_group(busy[at : at + size], like.device) for at in range(0, len(busy), size)]
         self._buffer = like.new_empty(min(size, len(busy)), rows * columns)
@@ -99,15 +99,15 @@ class _Stacks:
         return self._buffer[: len(group.members)].view(-1, *shape)
 
 
-def _forward(ctx: Any, layer: Layer, x_TD: Tensor, weights_TK: Tensor, owned: tuple[Tensor, ...]) -> Tensor:
-    slots = layer.slots
-    inputs_TD = x_TD.to(layer.dtype)
+def _forward(ctx: Any, call: BankCall, x_TD: Tensor, weights_TK: Tensor, owned: tuple[Tensor, ...]) -> Tensor:
+    slots = call.slots
+    inputs_TD = x_TD.to(call.dtype)
     x_SD = inputs_TD[slots.tokens]
-    stacks = _Stacks(layer, x_SD)
-    inner = layer.experts[0].shape("gate")[0]
+    stacks = _Stacks(call, x_SD)
+    inner = call.experts[0].shape("gate")[0]
     gates, ups = (x_SD.new_empty(len(x_SD), inner) for _ in range(2))
     y_SD = torch.empty_like(x_SD)
-    weights_S1 = weights_TK.flatten()[slots.order].to(layer.dtype).unsqueeze(1)
+    weights_S1 = weights_TK.flatten()[slots.order].to(call.dtype).unsqueeze(1)
     for group in stacks.groups:
         rows = group.rows
         for matrix, products in (("gate", gates), ("up", ups)):
@@ -116,18 +116,18 @@ def _forward(ctx: Any, layer: Layer, x_TD: Tensor, weights_TK: Tensor, owned: tu
         hidden_NF = F.silu(gates[rows]).mul_(ups[rows]).mul_(weights_S1[rows])
         weights_GFD = stacks.weights(group, "down").transpose(-2, -1)
         y_SD[rows] = F.grouped_mm(hidden_NF, weights_GFD, offs=group.ends_G)
-    if layer.keep:
-        ctx.layer, ctx.x_dtype = layer, x_TD.dtype
-        ctx.save_for_backward(inputs_TD, gates, ups, slots.order, weights_TK, *owned)
+    if call.keep:
+        ctx.call, ctx.x_dtype = call, x_TD.dtype
+        ctx.save_for_backward(inputs_TD, gates, ups, weights_TK, *owned)
     return y_SD[slots.places_TK()].sum(dim=1, dtype=x_TD.dtype)
 
 
-def _backward(ctx: Any, layer: Layer, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
-    inputs_TD, gates, ups, _, weights_TK, *_ = ctx.saved_tensors
-    slots = layer.slots
+def _backward(ctx: Any, call: BankCall, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
+    inputs_TD, gates, ups, weights_TK, *_ = ctx.saved_tensors
+    slots = call.slots
     grad_y_SD, x_SD = grad_TD[slots.tokens], inputs_TD[slots.tokens]
-    stacks = _Stacks(layer, x_SD)
-    weights_S1 = weights_TK.flatten()[slots.order].to(layer.dtype).unsqueeze(1)
+    stacks = _Stacks(call, x_SD)
+    weights_S1 = weights_TK.flatten()[slots.order].to(call.dtype).unsqueeze(1)
     grad_x_SD = torch.empty_like(x_SD)
     grad_weights_S = grad_TD.new_empty(len(slots.order), dtype=torch.float32)
     found: dict[tuple[int, str], Tensor] = {}
@@ -156,7 +156,7 @@ def _backward(ctx: Any, layer: Layer, grad_TD: Tensor) -> tuple[Tensor | None, .
     grad_x_TD = grad_x_SD[slots.places_TK()].sum(dim=1, dtype=ctx.x_dtype)
     grad_weights_TK = torch.empty_like(weights_TK)
     grad_weights_TK.view(-1)[slots.order] = grad_weights_S.to(weights_TK.dtype)
-    return None, grad_x_TD, grad_weights_TK, *layer.gradients(found)
+    return None, grad_x_TD, grad_weights_TK, *call.gradients(found)
 
 
 def _owned_runs(group: _Group) -> Iterator[_Group]:

@@ -21,40 +21,40 @@ import torch
 from torch import Tensor
 
 from spes_p2p.model.experts import OwnedExpert
-from spes_p2p.model.slots import Layer
+from spes_p2p.model.slots import BankCall
 
 
-def looped_experts(layer: Layer, x_TD: Tensor, weights_TK: Tensor) -> Tensor:
+def looped_experts(call: BankCall, x_TD: Tensor, weights_TK: Tensor) -> Tensor:
     """[T, D] -> [T, D], in the type of `x`, with gradients for `x`, the routing weights and the owned experts."""
-    y_TD: Tensor = _LoopedExperts.apply(layer, x_TD, weights_TK, *layer.owned_weights())  # type: ignore[no-untyped-call]  # untyped in torch
+    y_TD: Tensor = _LoopedExperts.apply(call, x_TD, weights_TK, *call.owned_weights())  # type: ignore[no-untyped-call]  # untyped in torch
     return y_TD
 
 
 class _LoopedExperts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, layer: Layer, x_TD: Tensor, weights_TK: Tensor, *owned: Tensor) -> Tensor:
+    def forward(ctx: Any, call: BankCall, x_TD: Tensor, weights_TK: Tensor, *owned: Tensor) -> Tensor:
         with torch.autocast(x_TD.device.type, enabled=False):
-            return _forward(ctx, layer, x_TD, weights_TK, owned)
+            return _forward(ctx, call, x_TD, weights_TK, owned)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, ctx.layer, grads[0].to(ctx.layer.dtype).contiguous())
+        return _backward(ctx, ctx.call, grads[0].to(ctx.call.dtype).contiguous())
 
 
-def _forward(ctx: Any, layer: Layer, x_TD: Tensor, weights_TK: Tensor, owned: tuple[Tensor, ...]) -> Tensor:
-    slots, tokens, most = layer.slots, layer.slots.tokens, max(layer.slots.sizes)
-    inputs_TD = x_TD.to(layer.dtype)
-    width, inner = _widths(layer)
-    num_kept = len(slots.order) if layer.keep else most
+def _forward(ctx: Any, call: BankCall, x_TD: Tensor, weights_TK: Tensor, owned: tuple[Tensor, ...]) -> Tensor:
+    slots, tokens, most = call.slots, call.slots.tokens, max(call.slots.sizes)
+    inputs_TD = x_TD.to(call.dtype)
+    width, inner = _widths(call)
+    num_kept = len(slots.order) if call.keep else most
     gates, ups = (inputs_TD.new_empty(num_kept, inner) for _ in range(2))
-    weights_S1 = weights_TK.flatten()[slots.order].to(layer.dtype).unsqueeze(1)
+    weights_S1 = weights_TK.flatten()[slots.order].to(call.dtype).unsqueeze(1)
     weight = inputs_TD.new_empty(width * inner)
     outer_ND, inner_NF = inputs_TD.new_empty(most, width), inputs_TD.new_empty(most, inner)
     y_TD = torch.zeros_like(x_TD)
-    for _, expert, rows in layer.busy():
+    for _, expert, rows in call.busy():
         size = rows.stop - rows.start
-        kept = rows if layer.keep else slice(size)
+        kept = rows if call.keep else slice(size)
         x_ND = torch.index_select(inputs_TD, 0, tokens[rows], out=outer_ND[:size])
         gate_NF = torch.mm(x_ND, expert.dense("gate", weight).T, out=gates[kept])
         up_NF = torch.mm(x_ND, expert.dense("up", weight).T, out=ups[kept])
@@ -62,24 +62,24 @@ def _forward(ctx: Any, layer: Layer, x_TD: Tensor, weights_TK: Tensor, owned: tu
         hidden_NF.mul_(up_NF).mul_(weights_S1[rows])
         y_ND = torch.mm(hidden_NF, expert.dense("down", weight).T, out=x_ND)
         y_TD.index_add_(0, tokens[rows], y_ND.to(y_TD.dtype))
-    if layer.keep:
-        ctx.layer, ctx.x_dtype = layer, x_TD.dtype
-        ctx.save_for_backward(inputs_TD, gates, ups, slots.order, weights_TK, *owned)
+    if call.keep:
+        ctx.call, ctx.x_dtype = call, x_TD.dtype
+        ctx.save_for_backward(inputs_TD, gates, ups, weights_TK, *owned)
     return y_TD
 
 
-def _backward(ctx: Any, layer: Layer, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
-    inputs_TD, gates, ups, _, weights_TK, *_ = ctx.saved_tensors
-    slots, tokens, most = layer.slots, layer.slots.tokens, max(layer.slots.sizes)
-    width, inner = _widths(layer)
-    weights_S1 = weights_TK.flatten()[slots.order].to(layer.dtype).unsqueeze(1)
+def _backward(ctx: Any, call: BankCall, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
+    inputs_TD, gates, ups, weights_TK, *_ = ctx.saved_tensors
+    slots, tokens, most = call.slots, call.slots.tokens, max(call.slots.sizes)
+    width, inner = _widths(call)
+    weights_S1 = weights_TK.flatten()[slots.order].to(call.dtype).unsqueeze(1)
     weight = grad_TD.new_empty(width * inner)
     first_ND, second_ND = (grad_TD.new_empty(most, width) for _ in range(2))
     first_NF, second_NF, third_NF = (grad_TD.new_empty(most, inner) for _ in range(3))
     grad_x_TD = torch.zeros_like(inputs_TD, dtype=ctx.x_dtype)
     grad_weights_S = grad_TD.new_empty(len(slots.order))
     found: dict[tuple[int, str], Tensor] = {}
-    for index, expert, rows in layer.busy():
+    for index, expert, rows in call.busy():
         size, owned = rows.stop - rows.start, isinstance(expert, OwnedExpert)
         gate_NF, up_NF, weights_N1 = gates[rows], ups[rows], weights_S1[rows]
         grad_y_ND = torch.index_select(grad_TD, 0, tokens[rows], out=first_ND[:size])
@@ -102,10 +102,10 @@ def _backward(ctx: Any, layer: Layer, grad_TD: Tensor) -> tuple[Tensor | None, .
             found[index, "up"] = grad_up_NF.T @ x_ND
     grad_weights_TK = torch.empty_like(weights_TK)
     grad_weights_TK.view(-1)[slots.order] = grad_weights_S.to(weights_TK.dtype)
-    return None, grad_x_TD, grad_weights_TK, *layer.gradients(found)
+    return None, grad_x_TD, grad_weights_TK, *call.gradients(found)
 
 
-def _widths(layer: Layer) -> tuple[int, int]:
+def _widths(call: BankCall) -> tuple[int, int]:
     """(D, F)."""
-    rows, columns = layer.experts[0].shape("down")
+    rows, columns = call.experts[0].shape("down")
     return rows, columns

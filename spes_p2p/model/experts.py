@@ -32,7 +32,8 @@ class OwnedExpert(nn.Module):
 
     def store_(self, matrix: str, values: Tensor) -> None:
         """Set a matrix."""
-        self.get_parameter(matrix).data.copy_(values)
+        with torch.no_grad():
+            self.get_parameter(matrix).copy_(values)
 
     def decode_(self, matrix: str, out: Tensor) -> Tensor:
         """Write a matrix into a contiguous floating-point one. Returns it."""

@@ -22,7 +22,7 @@ from spes_p2p.model.expert_grouped import grouped_experts
 from spes_p2p.model.expert_loop import looped_experts
 from spes_p2p.model.experts import Expert, FrozenExpert, OwnedExpert
 from spes_p2p.model.shards import MATRICES
-from spes_p2p.model.slots import Layer, compute_dtype, sort_slots
+from spes_p2p.model.slots import BankCall, compute_dtype, sort_slots
 
 
 class Routing(NamedTuple):
@@ -84,15 +84,15 @@ class ExpertBank(nn.ModuleDict):
     def forward(self, x_TD: Tensor, routing: Routing) -> Tensor:
         """[T, D] -> [T, D], in the type of `x`: the weighted sum of each token's K experts."""
         experts = list(self._experts().values())
-        layer = Layer(
+        call = BankCall(
             experts=experts,
             slots=sort_slots(routing.experts_TK, routing.counts_M),
             dtype=compute_dtype(x_TD),
             keep=torch.is_grad_enabled(),
         )
-        grouped = expert_grouped.takes(x_TD, layer.dtype, self._config.width, self._config.expert_width)
+        grouped = expert_grouped.takes(x_TD, call.dtype, self._config.width, self._config.expert_width)
         compute = grouped_experts if grouped else looped_experts
-        return compute(layer, x_TD, routing.weights_TK)
+        return compute(call, x_TD, routing.weights_TK)
 
     def _experts(self) -> dict[str, Expert]:
         return cast(dict[str, Expert], dict(self.items()))

@@ -39,8 +39,8 @@ class Slots:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """One layer's experts, the slots of a batch, and how to compute."""
+class BankCall:
+    """One computation of a layer's experts: on which slots, and how."""
 
     experts: Sequence[Expert]
     slots: Slots

@@ -13,7 +13,7 @@ from spes_p2p.model.expert_loop import looped_experts
 from spes_p2p.model.experts import FrozenExpert, OwnedExpert
 from spes_p2p.model.moe import ExpertBank, Routing
 from spes_p2p.model.shards import MATRICES
-from spes_p2p.model.slots import Layer, sort_slots
+from spes_p2p.model.slots import BankCall, sort_slots
 
 # grouped_mm wants rows that begin at multiples of 16 bytes
 MODEL = ModelConfig(width=16, num_layers=1, num_heads=2, num_kv_heads=1, num_experts=5, top_k=2, expert_width=24)
@@ -53,10 +53,10 @@ def saving() -> Iterator[list[torch.Tensor]]:
         yield saved
 
 
-def layer_of(bank, experts_TK, dtype=torch.float32, keep=True) -> Layer:
+def call_of(bank, experts_TK, dtype=torch.float32, keep=True) -> BankCall:
     counts_M = torch.bincount(experts_TK.flatten(), minlength=MODEL.num_experts)
     slots = sort_slots(experts_TK, counts_M)
-    return Layer(experts=list(bank.values()), slots=slots, dtype=dtype, keep=keep)
+    return BankCall(experts=list(bank.values()), slots=slots, dtype=dtype, keep=keep)
 
 
 def inputs(seed=3, dtype=torch.float32) -> torch.Tensor:
@@ -68,7 +68,7 @@ def run(way, bank, dtype=torch.float32, device="cpu") -> list[torch.Tensor]:
     bank.zero_grad()
     experts_TK, weights_TK = (tensor.to(device) for tensor in routed())
     x_TD, weights_TK = inputs().to(device).requires_grad_(), weights_TK.requires_grad_()
-    y_TD = way(layer_of(bank, experts_TK, dtype), x_TD, weights_TK)
+    y_TD = way(call_of(bank, experts_TK, dtype), x_TD, weights_TK)
     (y_TD * inputs(4).to(device)).sum().backward()
     own = [weight.grad for weight in bank.parameters() if weight.grad is not None]
     return [y_TD.detach(), x_TD.grad, weights_TK.grad, *own]
@@ -77,13 +77,13 @@ def run(way, bank, dtype=torch.float32, device="cpu") -> list[torch.Tensor]:
 def test_gradients_are_those_of_finite_differences():
     bank = bank_of().double()
     experts_TK, weights_TK = routed()
-    layer = layer_of(bank, experts_TK, torch.float64)
+    call = call_of(bank, experts_TK, torch.float64)
     x_TD = inputs(dtype=torch.float64).requires_grad_()
     weights_TK = weights_TK.double().requires_grad_()
     owned = [weight for name, weight in bank.named_parameters() if not name.startswith("4.")]
     # the weights are read from the experts: autograd only has to see them
     assert torch.autograd.gradcheck(
-        lambda x, w, *_: looped_experts(layer, x, w), (x_TD, weights_TK, *owned), fast_mode=True
+        lambda x, w, *_: looped_experts(call, x, w), (x_TD, weights_TK, *owned), fast_mode=True
     )
 
 
@@ -134,18 +134,18 @@ def test_what_is_kept_is_x_and_two_values_of_the_expert_width_per_slot(way):
     bank = bank_of("int8")
     experts_TK, weights_TK = routed()
     with saving() as saved:
-        way(layer_of(bank, experts_TK), inputs().requires_grad_(), weights_TK)
+        way(call_of(bank, experts_TK), inputs().requires_grad_(), weights_TK)
     weights = {weight.data_ptr() for weight in bank.parameters()}
     shapes = sorted(tuple(tensor.shape) for tensor in saved if tensor.data_ptr() not in weights)
     num_slots = NUM_TOKENS * 2
-    assert shapes == [(NUM_TOKENS, 2), (NUM_TOKENS, 16), (num_slots,), (num_slots, 24), (num_slots, 24)]
+    assert shapes == [(NUM_TOKENS, 2), (NUM_TOKENS, 16), (num_slots, 24), (num_slots, 24)]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_without_a_backward_pass_the_result_is_the_same(way):
     bank = bank_of("bf16")
     experts_TK, weights_TK = routed()
-    kept, not_kept = (way(layer_of(bank, experts_TK, keep=keep), inputs(), weights_TK) for keep in (True, False))
+    kept, not_kept = (way(call_of(bank, experts_TK, keep=keep), inputs(), weights_TK) for keep in (True, False))
     assert torch.equal(kept, not_kept)
 
 
