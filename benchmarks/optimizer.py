@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from spes_p2p.client.output import write_json
-from spes_p2p.config import TrainingConfig
-from spes_p2p.training.moments import MomentsFormat
+from spes_p2p.config import MomentsFormat, TrainingConfig
 from spes_p2p.training.optim import NamedAdamW
 
 SHAPES = [(512, 512)] * 90 + [(8192, 512)] + [(1024, 1024)] * 3 + [(512,)] * 40

@@ -24,13 +24,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, ByteSize, Field, PositiveInt, ValidationError
 
 from spes_p2p.client import folders
 from spes_p2p.client.gpu import CPU
-from spes_p2p.config import Frozen, NodeConfig, first_problem
+from spes_p2p.config import Frozen, FrozenFormat, MomentsFormat, NodeConfig, first_problem
 from spes_p2p.errors import ConfigError, DataError
 from spes_p2p.training.documents import find_files
 
@@ -58,8 +58,8 @@ class Choices(Frozen):
     bootstrap: tuple[str, ...] | None = None
     capacity: PositiveInt | None = None
     threads: PositiveInt | None = None
-    frozen_format: Literal["fp32", "bf16"] | None = None
-    moments: Literal["fp32", "int8"] | None = None
+    frozen_format: FrozenFormat | None = None
+    moments: MomentsFormat | None = None
     memory: Annotated[ByteSize, AfterValidator(_enough)] | None = None
     compile: bool | None = None
     rounds: int | None = Field(default=None, ge=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
@@ -18,6 +18,11 @@ from spes_p2p.errors import ConfigError
 PROTOCOL_VERSION = 1
 MAX_PARTS = MAX_SHARDS = 4096
 """What a message can list (protocol/messages.py)."""
+
+FrozenFormat: TypeAlias = Literal["fp32", "bf16", "int8", "int4"]
+"""How a node keeps the experts of others in memory: 4, 2, 1 or 0.53 bytes per value (model/frozen.py)."""
+MomentsFormat: TypeAlias = Literal["fp32", "int8"]
+"""How the optimizer holds its two moments of each value that is trained."""
 
 
 class Frozen(BaseModel):
@@ -308,8 +313,8 @@ class NodeConfig(Frozen):
     capacity: PositiveInt | None = None
     """Most shards to own. Default: all."""
     threads: PositiveInt = 1
-    frozen_format: Literal["fp32", "bf16"] = "fp32"
-    moments: Literal["fp32", "int8"] = "fp32"
+    frozen_format: FrozenFormat = "fp32"
+    moments: MomentsFormat = "fp32"
     """How the optimizer holds its moments of what this node trains."""
     memory_bytes: PositiveInt | None = None
     """Most memory for training: of the GPU, or of the trainer process on a CPU. Default: what there is."""

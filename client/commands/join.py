@@ -37,7 +37,7 @@ def join(
     capacity: Annotated[int | None, typer.Option("--capacity", help="Most expert shards to own.")] = None,
     threads: Annotated[int | None, typer.Option("--threads", help="CPU threads of the trainer. Default: 1.")] = None,
     frozen_format: Annotated[
-        str | None, typer.Option("--frozen-format", help="How others' experts are stored: fp32 or bf16.")
+        str | None, typer.Option("--frozen-format", help="How others' experts are stored: fp32, bf16, int8 or int4.")
     ] = None,
     moments: Annotated[
         str | None, typer.Option("--moments", help="How the optimizer's moments are stored: fp32 or int8.")

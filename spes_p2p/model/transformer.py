@@ -1,7 +1,7 @@
 """The language model: a pre-norm mixture-of-experts transformer of the OLMoE/Qwen3-MoE family.
 
 The names of its parameters are those of `model.shards`: shared modules by module path, an owned expert's matrices as
-`layers.{l}.experts.{j}.{gate|up|down}`. Frozen experts are buffers of the same form of name.
+`layers.{l}.experts.{j}.{gate|up|down}`. Frozen experts are constants, loaded and read under names of the same form.
 
 B batch, T sequence, D width, V vocabulary.
 """
@@ -9,6 +9,7 @@ B batch, T sequence, D width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import chain, product
 from typing import cast
 
 import numpy as np
@@ -17,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from spes_p2p.config import ModelConfig
+from spes_p2p.config import FrozenFormat, ModelConfig
 from spes_p2p.model.attention import Attention, RMSNorm, rotary_table
 from spes_p2p.model.head import HeadLosses, head_losses, token_nats
-from spes_p2p.model.moe import ExpertBank, FrozenFormat, Router, Routing
-from spes_p2p.model.shards import parse_expert_name
+from spes_p2p.model.moe import ExpertBank, Router, Routing
+from spes_p2p.model.shards import MATRICES, expert_name, expert_shapes, parse_expert_name, psi_shapes
 
 
 class Layer(nn.Module):
@@ -70,7 +71,7 @@ class Transformer(nn.Module):
             model = cls(config, frozen_format)
         model.to_empty(device=device)
         with torch.no_grad():
-            for tensor in model.tensors().values():
+            for tensor in chain(model.parameters(), model.buffers()):
                 tensor.zero_()
         return model
 
@@ -134,8 +135,14 @@ class Transformer(nn.Module):
             cast(Layer, layer).attention.compile()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every weight under its contract name, owned and frozen alike."""
-        return dict(self.named_parameters()) | dict(self.named_buffers())
+        """Every weight under its contract name: trained ones themselves, frozen ones as new fp32 copies."""
+        found: dict[str, Tensor] = dict(self.named_parameters())
+        for index, layer in enumerate(self.layers):
+            for expert, matrix in product(range(self.config.num_experts), MATRICES):
+                name = expert_name(index, expert, matrix)
+                if name not in found:
+                    found[name] = cast(Layer, layer).experts.expert(expert).decoded(matrix)
+        return found
 
     def psi(self) -> dict[str, nn.Parameter]:
         """The shared modules, sorted by name."""
@@ -153,15 +160,26 @@ class Transformer(nn.Module):
             cast(Layer, layer).experts.set_owned(experts)
 
     def load(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        """Copy values into weights of the same names. Raises ValueError for an unknown name or another shape, before
-        anything is written."""
-        weights = self.tensors()
+        """Take over values by name, frozen ones as far as their storage format can hold them. Raises ValueError for an
+        unknown name or another shape, before anything is written."""
         for name, values in tensors.items():
-            if name not in weights or weights[name].shape != values.shape:
+            if self._shape(name) != values.shape:
                 raise ValueError(f"the model has no tensor {name} of shape {list(values.shape)}")
         with torch.no_grad():
             for name, values in tensors.items():
-                weights[name].copy_(to_torch(values))
+                if (parsed := parse_expert_name(name)) is None:
+                    self.get_parameter(name).copy_(to_torch(values))
+                else:
+                    layer, expert, matrix = parsed
+                    cast(Layer, self.layers[layer]).experts.expert(expert).store_(matrix, to_torch(values))
+
+    def _shape(self, name: str) -> tuple[int, ...] | None:
+        """Shape of a weight by its contract name; None if there is none."""
+        parsed = parse_expert_name(name)
+        if parsed is None:
+            return psi_shapes(self.config).get(name)
+        fits = parsed[0] < self.config.num_layers and parsed[1] < self.config.num_experts
+        return expert_shapes(self.config)[parsed[2]] if fits else None
 
     def _rotary(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         key = (length, device)

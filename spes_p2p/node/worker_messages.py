@@ -7,10 +7,11 @@ the number of the Train it belongs to. Tensors never travel here: they are blobs
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
+from spes_p2p.config import FrozenFormat, MomentsFormat
 from spes_p2p.ids import Digest
 from spes_p2p.training.own_work import MasterRule, ResidualRule
 from spes_p2p.training.start import NO_BASE, StartSpec
@@ -34,8 +35,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     held_out: Digest | None = None
     """Blob of the held-out set; it must be in the store."""
     device: str = "cpu"
-    frozen_format: Literal["fp32", "bf16"] = "fp32"
-    moments: Literal["fp32", "int8"] = "fp32"
+    frozen_format: FrozenFormat = "fp32"
+    moments: MomentsFormat = "fp32"
     threads: int = 1
     memory_bytes: int | None = None
     """Most memory for training, of the GPU or of the trainer process; None: what there is."""

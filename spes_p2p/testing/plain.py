@@ -15,7 +15,7 @@ import torch
 
 from spes_p2p.config import RunConfig, TrainingConfig
 from spes_p2p.model.init import initial_psi, initial_shard
-from spes_p2p.model.transformer import Transformer
+from spes_p2p.model.transformer import Transformer, to_numpy
 from spes_p2p.training.data import TokenStream
 from spes_p2p.training.losses import batch_losses
 
@@ -81,9 +81,7 @@ class _Peer:
     def train(self, theta: Theta, first_step: int, num_steps: int) -> Theta:
         """Weights of psi and the own experts after some steps from `theta`."""
         training = self.config.training
-        with torch.no_grad():
-            for name, tensor in self.model.tensors().items():
-                tensor.copy_(theta[name])
+        self.model.load({name: to_numpy(values) for name, values in theta.items()})
         for step in range(first_step, first_step + num_steps):
             tokens = torch.from_numpy(self.stream.next_batch(training.batch_sequences, training.sequence_length))
             logits, routings = self.model(tokens[:, :-1])

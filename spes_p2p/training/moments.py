@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from spes_p2p.config import MomentsFormat
 from spes_p2p.training.blockwise import (
     BLOCK_VALUES,
     NEAREST,
@@ -25,8 +26,6 @@ from spes_p2p.training.blockwise import (
     encode_square,
     num_blocks,
 )
-
-MomentsFormat: TypeAlias = Literal["fp32", "int8"]
 
 SMALLEST_PACKED = 4096
 """Weights with fewer values keep fp32 moments: those of norms, which are sensitive and cost nothing."""

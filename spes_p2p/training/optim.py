@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from spes_p2p.config import TrainingConfig
+from spes_p2p.config import MomentsFormat, TrainingConfig
 from spes_p2p.model.transformer import to_numpy, to_torch
 from spes_p2p.training.blockwise import BLOCK_VALUES, dither, num_blocks
 from spes_p2p.training.moments import (
@@ -24,7 +24,6 @@ from spes_p2p.training.moments import (
     Buffers,
     HeldMoments,
     Moments,
-    MomentsFormat,
     PackedMoments,
     PlainMoments,
     chunks,

@@ -21,8 +21,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from spes_p2p.config import RunConfig
-from spes_p2p.model.moe import FrozenFormat
+from spes_p2p.config import FrozenFormat, MomentsFormat, RunConfig
 from spes_p2p.model.shards import shard_experts, shard_tensor_names
 from spes_p2p.model.transformer import Transformer, to_numpy
 from spes_p2p.training.arrays import Tensors
@@ -30,7 +29,6 @@ from spes_p2p.training.data import TokenStream
 from spes_p2p.training.evaluate import Evaluation, evaluate
 from spes_p2p.training.gradients import add_gradients, autocast
 from spes_p2p.training.losses import owned_count_scale
-from spes_p2p.training.moments import MomentsFormat
 from spes_p2p.training.optim import NamedAdamW
 from spes_p2p.training.out_of_memory import give_back, is_out_of_memory, memory_error
 from spes_p2p.training.own_work import MasterRule, OwnWork, PendingUpdate, ResidualRule, carried_master
