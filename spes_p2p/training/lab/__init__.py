@@ -5,8 +5,9 @@ trainer, codecs, means, merge and blobs of this package.
 
     experiment.py   what one experiment is, and what came out of it
     texts.py        text of several kinds that every machine has, dealt alike or by kind
+    streams.py      several peers' text for one trainer
     rounds.py       SPES, through the blobs of a swarm
-    replicas.py     those that SPES is compared with: alone, everything averaged, pairs
+    swarms.py       SPES and those that it is compared with, one way to make a round
     outer_rules.py  what becomes of the peers' deltas there
     running.py      one experiment from its text to its curve
     table.py        means over seeds, and what may be claimed of them

@@ -20,7 +20,7 @@ Text: TypeAlias = Literal["iid", "kinds"]
 class OuterConfig(Frozen):
     """How an outer step uses the mean of the peers' deltas: learning rate and momentum (DiLoCo, arXiv 2311.08105)."""
 
-    rate: float = Field(default=0.7, gt=0)
+    learning_rate: float = Field(default=0.7, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)
 
 
@@ -52,8 +52,6 @@ class Experiment(Frozen):
     num_peers: PositiveInt = 4
     owners_per_shard: PositiveInt = 1
     """Peers that train one shard; the mean of their values is its next start."""
-    lanes: PositiveInt = 1
-    """Streams that a peer's batch is taken from in equal parts; one stream gives sequences that follow each other."""
     text_bytes: PositiveInt = 400_000
     """Of each kind."""
     evaluate_every: PositiveInt = 50

@@ -25,7 +25,7 @@ def nesterov_step(before: F32, mean_delta: F64, momentum: F64, config: OuterConf
     (DiLoCo, arXiv 2311.08105)."""
     gradient = -mean_delta
     momentum = config.momentum * momentum + gradient
-    after = before.astype(np.float64) - config.rate * (gradient + config.momentum * momentum)
+    after = before.astype(np.float64) - config.learning_rate * (gradient + config.momentum * momentum)
     return after.astype(np.float32), momentum
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from spes_p2p.config import MergeConfig, RunConfig
 from spes_p2p.digests import digest
@@ -11,7 +11,6 @@ from spes_p2p.ports import BlobStore
 from spes_p2p.training.data import TokenStream
 from spes_p2p.training.evaluate import evaluate_weights
 from spes_p2p.training.lab.experiment import Experiment, Outcome, Point
-from spes_p2p.training.lab.streams import joined
 from spes_p2p.training.lab.swarms import Alone, Pairs, Replicas, Spes, Swarm
 from spes_p2p.training.lab.texts import DealtTexts, deal
 from spes_p2p.training.tokenizer import ByteTokenizer
@@ -54,7 +53,10 @@ def conduct(
 
 def make_swarm(experiment: Experiment, config: RunConfig, store: BlobStore, texts: DealtTexts) -> Swarm:
     """The swarm of an experiment, before its first round."""
-    streams = [_stream(experiment, peer, documents) for peer, documents in enumerate(texts.peers)]
+    streams = [
+        TokenStream(documents, ByteTokenizer(), digest("spes lab data", experiment.seed, peer))
+        for peer, documents in enumerate(texts.peers)
+    ]
     match experiment.method:
         case "centralised":
             return Alone(config, streams)
@@ -70,16 +72,6 @@ def make_swarm(experiment: Experiment, config: RunConfig, store: BlobStore, text
             return Spes(config, store, streams, experiment.owners_per_shard)
         case "spes-no-merge":
             return Spes(without_merge(config), store, streams, experiment.owners_per_shard)
-
-
-def _stream(experiment: Experiment, peer: int, documents: Sequence[bytes]) -> TokenStream:
-    lanes = experiment.lanes
-    return joined(
-        [
-            TokenStream(documents[lane::lanes], ByteTokenizer(), digest("spes lab data", experiment.seed, peer, lane))
-            for lane in range(lanes)
-        ]
-    )
 
 
 def without_merge(config: RunConfig) -> RunConfig:

@@ -7,7 +7,7 @@ from spes_p2p.training.lab.outer_rules import nesterov_step, pair_step, pairs_of
 
 
 def test_nesterov_adds_the_momentum_of_earlier_rounds():
-    config = OuterConfig(rate=0.5, momentum=0.8)
+    config = OuterConfig(learning_rate=0.5, momentum=0.8)
     before, delta = np.array([1.0], dtype=np.float32), np.array([0.1])
     first, momentum = nesterov_step(before, delta, np.zeros(1), config)
     assert first == pytest.approx([1 + 0.5 * (0.1 + 0.8 * 0.1)])

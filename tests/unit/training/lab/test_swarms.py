@@ -151,7 +151,7 @@ def test_averaging_everything_is_spes_in_which_all_peers_own_all_shards():
 
 
 def test_nesterov_without_momentum_at_rate_one_is_the_mean():
-    still = OuterConfig(rate=1, momentum=0)
+    still = OuterConfig(learning_rate=1, momentum=0)
     mean = after_rounds(Spes(PLAIN, MemoryBlobs(), streams(2)))
     assert largest_difference(mean, after_rounds(Spes(PLAIN, MemoryBlobs(), streams(2), outer=still))) < 1e-6
     everything = after_rounds(Replicas(PLAIN, streams(2)))
