@@ -8,12 +8,17 @@ A difference is claimed only if it is larger than twice the spread of the seeds.
 thread. With `--runs FILE` finished runs are kept, and not made again.
 
     python benchmarks/learning.py [--seeds 3] [--texts iid,kinds] [--methods ...] [--steps N] [--jobs 2]
-                                  [--runs FILE] [--png DIR] [--json FILE]
+                                  [--set KEY=JSON ...] [--runs FILE] [--png DIR] [--json FILE]
+
+`--set` tries another setting in all runs, such as `--set run.training.peak_lr=0.006` (the fields of `Experiment`).
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import json
+import operator
 import os
 import subprocess
 import sys
@@ -23,9 +28,10 @@ from pathlib import Path
 from typing import get_args
 
 import torch
+from pydantic import ValidationError
 
 from spes_p2p.client.output import prepare_json_file, say, write_json
-from spes_p2p.config import MergeConfig, ProtocolConfig, RunConfig, TrainingConfig
+from spes_p2p.config import MergeConfig, ProtocolConfig, RunConfig, TrainingConfig, first_problem
 from spes_p2p.testing.blobs import MemoryBlobs
 from spes_p2p.training.lab.curves import draw_curves
 from spes_p2p.training.lab.experiment import Experiment, Method, Outcome, OuterConfig, Text
@@ -71,6 +77,23 @@ def experiment(method: Method, text: Text, seed: int, num_steps: int) -> Experim
         evaluate_every=max(1, num_steps // 8),
         run=RunConfig(training=training, protocol=ProtocolConfig(parts=8), held_out_bytes=48 * 1024),
     )
+
+
+def changed(item: Experiment, changes: Sequence[str]) -> Experiment:
+    """The experiment with other settings, each a dotted name, `=` and JSON. Raises SystemExit for one that is wrong."""
+    fields = item.model_dump(mode="json")
+    for change in changes:
+        name, _, value = change.partition("=")
+        *path, last = name.split(".")
+        try:
+            inner = functools.reduce(operator.getitem, path, fields)
+            inner[last] = json.loads(value)
+        except (KeyError, TypeError, ValueError) as error:
+            raise SystemExit(f"--set {change}: not NAME=JSON of an experiment ({error})") from error
+    try:
+        return Experiment.model_validate(fields)
+    except ValidationError as error:
+        raise SystemExit(f"--set: {first_problem(error)}") from error
 
 
 def experiments(
@@ -133,8 +156,10 @@ def print_rows(rows: Sequence[Row]) -> None:
     say(f"\n{'text':6} {'method':14} {'seeds':>5} {'mean':>7} {'spread':>7} {'behind':>7}  against centralised")
     for row in rows:
         against = difference(rows, row.text, row.method, "centralised")
-        behind = f"{against.relative:+7.1%}  {against.verdict}" if against else f"{'-':>7}"
-        spread = f"{row.spread:7.4f}" if len(row.losses) > 1 else f"{'-':>7}"
+        behind = f"{'-':>7}"
+        if against is not None and row.method != "centralised":
+            behind = f"{against.relative:+7.1%}  {against.verdict}"
+        spread = f"{row.spread:7.4f}" if row.spread is not None and len(row.losses) > 1 else f"{'-':>7}"
         say(f"{row.text:6} {row.method:14} {len(row.losses):5} {row.mean:7.4f} {spread} {behind}")
     say("\nnats per byte of held-out text; one seed borrows the largest spread of its text")
 
@@ -149,7 +174,7 @@ def claims(items: Iterable[Difference]) -> list[dict[str, object]]:
     """What `--json` holds. The target of SPES against centralised is 5 %; the others have none."""
     return [
         {
-            "name": f"{item.ours.method} against {item.peer.method}, {item.ours.text}, nats per byte: {item.verdict}",
+            "name": f"{item.ours.method} against {item.peer.method}, {item.ours.text}, nats per byte of held-out text",
             "ours": round(item.ours.mean, 4),
             "peer": round(item.peer.mean, 4),
             "ratio": round(item.peer.mean / item.ours.mean, 4),
@@ -181,6 +206,7 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(get_args(Method)))
     parser.add_argument("--steps", type=int, default=STEPS, help="inner steps of a run")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each on one thread")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="another setting, in all runs")
     parser.add_argument("--runs", type=Path, help="JSON lines of finished runs: read, and added to")
     parser.add_argument("--png", type=Path, help="folder for the curves")
     parser.add_argument("--json", type=Path)
@@ -193,7 +219,8 @@ def main() -> None:
     for folder in filter(None, (options.png, options.runs and options.runs.parent)):
         folder.mkdir(parents=True, exist_ok=True)
     methods, texts = _names(options.methods, get_args(Method)), _names(options.texts, get_args(Text))
-    wanted = list(experiments(methods, texts, options.seeds, options.steps))  # type: ignore[arg-type]  # checked names
+    planned = experiments(methods, texts, options.seeds, options.steps)  # type: ignore[arg-type]  # checked names
+    wanted = [changed(item, options.set) for item in planned]
     outcomes = run_all(wanted, options.runs, options.jobs)
     rows = rows_of(outcomes)
     print_rows(rows)

@@ -2,7 +2,7 @@
 
 A difference of two methods counts only if it is larger than twice the spread of the seeds: the largest minus the
 smallest result of one method, of the one that has more of it. A method with one seed borrows the largest spread that
-any method on the same text has.
+any method on the same text has; if none has several seeds, nothing is claimed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Row:
     method: Method
     losses: tuple[float, ...]
     """Held-out loss at the end, nats per byte, one per seed."""
-    spread: float
-    """Of the seeds; borrowed if there is one seed."""
+    spread: float | None
+    """Of the seeds; borrowed if there is one seed, None if nobody has it to lend."""
     cpu_seconds: float
     """Of the longest run."""
 
@@ -50,6 +50,8 @@ class Difference:
     @property
     def is_claimed(self) -> bool:
         """Whether the difference is larger than twice the spread of the seeds."""
+        if self.ours.spread is None or self.peer.spread is None:
+            return False
         noise = max(self.ours.spread, self.peer.spread)
         return abs(self.ours.mean - self.peer.mean) > CLAIMED_SPREADS * noise
 
@@ -69,7 +71,8 @@ def rows_of(outcomes: Iterable[Outcome]) -> list[Row]:
     rows: list[Row] = []
     for text in get_args(Text):
         groups = {method: found[text, method] for method in get_args(Method) if (text, method) in found}
-        borrowed = max((_spread(group) for group in groups.values()), default=0.0)
+        known = [_spread(group) for group in groups.values() if len(group) > 1]
+        borrowed = max(known, default=None)
         for method, group in groups.items():
             rows.append(
                 Row(

@@ -46,3 +46,8 @@ def test_a_method_with_one_seed_borrows_the_largest_spread_of_its_text():
 
 def test_what_was_not_run_is_not_compared():
     assert difference(table(("spes", (2.0,))), "iid", "spes", "centralised") is None
+
+
+def test_without_a_second_seed_of_anything_nothing_is_claimed():
+    found = difference(table(("centralised", (2.0,)), ("spes", (9.0,))), "iid", "spes", "centralised")
+    assert (found.is_claimed, found.verdict) == (False, "no difference shown")
