@@ -1,7 +1,11 @@
 """A peer's own text, as an endless, shuffled and resumable stream of token sequences.
 
-Each pass visits all documents once, in an order drawn from (run seed, peer, pass). A document enters as a separator
-and its tokens; sequences are cut from the stream without gaps or padding.
+Each pass visits all documents once, in an order drawn from (run seed, peer, pass), dealt to as many lanes as a batch
+has sequences: each sequence of a batch comes from a lane, and so from a document, of its own. A document enters as a
+separator and its tokens; a lane is cut into sequences without gaps or padding.
+
+Sequences of one document are too much alike for a batch: with 8 of them from one document instead of 8, a model learned
+half as fast (docs/LOG.md).
 
 B sequences, T tokens of a sequence.
 """
@@ -11,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -41,14 +46,19 @@ class Corpus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
-    """Where in its stream a peer is."""
+class Place:
+    """Where one lane is."""
 
     pass_number: int = 0
     place: int = 0
     """Place in the pass's order of documents."""
     offset: int = 0
     """Token of the document, its leading separator being token 0."""
+
+
+Position: TypeAlias = tuple[Place, ...]
+"""Where in its stream a peer is: one place for each lane, none before the first batch. Lane l of n visits the places
+l, l + n, l + 2n, ... of every pass."""
 
 
 def data_key(run_seed: int, peer: PeerId) -> Digest:
@@ -94,28 +104,32 @@ def load_corpus(
 class TokenStream:
     """Sequences for training, from a position that is part of the checkpoint."""
 
-    def __init__(
-        self, documents: Sequence[bytes], tokenizer: Tokenizer, key: Digest, position: Position | None = None
-    ) -> None:
+    def __init__(self, documents: Sequence[bytes], tokenizer: Tokenizer, key: Digest, position: Position = ()) -> None:
         if not documents:
             raise DataError("no documents to train on")
         self._documents = documents
         self._tokenizer = tokenizer
         self._key = key
-        self._order_pass = -1
-        self._order: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        self.position = position or Position()
+        self._orders: dict[int, npt.NDArray[np.int64]] = {}
+        self.position = position
 
     def next_batch(self, num_sequences: int, length: int) -> npt.NDArray[np.int64]:
-        """[B, T + 1]: inputs are all tokens but the last of each row, targets all but the first. A row begins with the
-        last token of the row before, so that each token is a target once."""
-        tokens, self.position = self._read(self.position, num_sequences * length + 1)
-        starts = np.arange(num_sequences)[:, np.newaxis] * length
-        batch: npt.NDArray[np.int64] = tokens[starts + np.arange(length + 1)]
+        """[B, T + 1]: inputs are all tokens but the last of each row, targets all but the first. Row b comes from lane
+        b, and begins with the last token of that lane's row before, so that each token is a target once. With fewer
+        documents than rows, there are as many lanes as documents, and they take turns."""
+        num_lanes = min(num_sequences, len(self._documents))
+        if len(self.position) != num_lanes:
+            self.position = _first_places(self.position, num_lanes)
+        lanes = list(self.position)
+        batch = np.empty((num_sequences, length + 1), dtype=np.int64)
+        for row in range(num_sequences):
+            lane = row % num_lanes
+            batch[row], lanes[lane] = self._read(lanes[lane], lane, num_lanes, length + 1)
+        self.position = tuple(lanes)
         return batch
 
-    def _read(self, at: Position, count: int) -> tuple[npt.NDArray[np.int64], Position]:
-        """`count` tokens from a position, and the position of the last of them."""
+    def _read(self, at: Place, lane: int, num_lanes: int, count: int) -> tuple[npt.NDArray[np.int64], Place]:
+        """`count` tokens of a lane from a place, and the place of the last of them."""
         tokens = np.empty(count, dtype=np.int64)
         filled = 0
         while True:
@@ -125,23 +139,34 @@ class TokenStream:
             filled += len(piece)
             if filled == count and len(piece):
                 last = at.offset + len(piece) - 1
-                return tokens, Position(pass_number=at.pass_number, place=at.place, offset=last)
-            if at.place + 1 < len(self._documents):
-                at = Position(pass_number=at.pass_number, place=at.place + 1)
+                return tokens, Place(pass_number=at.pass_number, place=at.place, offset=last)
+            if at.place + num_lanes < len(self._documents):
+                at = Place(pass_number=at.pass_number, place=at.place + num_lanes)
             else:
-                at = Position(pass_number=at.pass_number + 1)
+                at = Place(pass_number=at.pass_number + 1, place=lane)
 
-    def _tokens(self, at: Position) -> npt.NDArray[np.int64]:
-        """All tokens of the document at a position; none if the text has shrunk since the position was stored."""
-        if at.pass_number != self._order_pass:
-            seed = int.from_bytes(digest("spes pass", self._key, at.pass_number)[:16], "little")
-            generator = np.random.Generator(np.random.Philox(key=seed))
-            self._order = generator.permutation(len(self._documents))
-            self._order_pass = at.pass_number
-        if at.place >= len(self._order):
+    def _tokens(self, at: Place) -> npt.NDArray[np.int64]:
+        """All tokens of the document at a place; none if the text has shrunk since the position was stored."""
+        if at.place >= len(self._documents):
             return np.empty(0, dtype=np.int64)
-        document = self._documents[self._order[at.place]]
+        document = self._documents[self._order(at.pass_number)[at.place]]
         tokens = self._tokenizer.encode(document)
         document_tokens = np.empty(len(tokens) + 1, dtype=np.int64)
         document_tokens[0], document_tokens[1:] = self._tokenizer.separator, tokens
         return document_tokens
+
+    def _order(self, pass_number: int) -> npt.NDArray[np.int64]:
+        """The order of documents in a pass. Lanes may be in different passes, so all that a lane is in are kept."""
+        if pass_number not in self._orders:
+            in_use = {place.pass_number for place in self.position}
+            self._orders = {number: order for number, order in self._orders.items() if number in in_use}
+            seed = int.from_bytes(digest("spes pass", self._key, pass_number)[:16], "little")
+            generator = np.random.Generator(np.random.Philox(key=seed))
+            self._orders[pass_number] = generator.permutation(len(self._documents))
+        return self._orders[pass_number]
+
+
+def _first_places(before: Position, num_lanes: int) -> Position:
+    """Where lanes begin: in the first pass, or in the one after the last that was begun if there were other lanes."""
+    pass_number = max((place.pass_number + 1 for place in before), default=0)
+    return tuple(Place(pass_number=pass_number, place=lane) for lane in range(num_lanes))

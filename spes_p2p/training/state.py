@@ -25,12 +25,12 @@ from spes_p2p.digests import digest
 from spes_p2p.errors import LocalStateError, SchemaError
 from spes_p2p.model.shards import parse_expert_name, shard_of_expert
 from spes_p2p.training.arrays import F32, Bytes, Tensors
-from spes_p2p.training.data import Position
+from spes_p2p.training.data import Place
 from spes_p2p.training.moments import AnyMoments, HeldMoments, PackedMoments, PlainMoments
 from spes_p2p.training.own_work import PendingUpdate
 from spes_p2p.training.trainer import Trainer
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 _NOTE = "spes_trainer_state"
 
 
@@ -46,8 +46,8 @@ class StateNote(msgspec.Struct, frozen=True, kw_only=True):
     global_step: int
     owned: tuple[int, ...]
     finite: bool
-    position: tuple[int, int, int]
-    """Pass, place and offset of the data stream."""
+    position: tuple[tuple[int, int, int], ...]
+    """Pass, place and offset of each lane of the data stream."""
     num_steps: dict[str, int]
     """Optimizer steps behind each weight's moments."""
 
@@ -67,7 +67,6 @@ def save_state(trainer: Trainer) -> bytes:
         tensors[f"pending/{number}/left_over"] = update.left_over
         for remainder in update.remainders.values():
             tensors |= {f"pending/{number}/remainder/{name}": values for name, values in remainder.items()}
-    position = trainer.stream.position
     note = StateNote(
         version=STATE_VERSION,
         run=_run_hash(trainer.config),
@@ -76,7 +75,7 @@ def save_state(trainer: Trainer) -> bytes:
         global_step=trainer.global_step,
         owned=trainer.owned,
         finite=trainer.finite,
-        position=(position.pass_number, position.place, position.offset),
+        position=tuple((lane.pass_number, lane.place, lane.offset) for lane in trainer.stream.position),
         num_steps={name: values.num_steps for name, values in held.items()},
     )
     return safetensors.numpy.save(tensors, metadata={_NOTE: msgspec.json.encode(note).decode()})
@@ -114,8 +113,9 @@ def _restore(trainer: Trainer, note: StateNote, tensors: Mapping[str, npt.NDArra
     work.residual = tensors["residual"]
     for number in sorted({int(name.split("/")[1]) for name in tensors if name.startswith("pending/")}):
         work.published(number, _pending(trainer.config, _below(f"pending/{number}/", tensors)))
-    pass_number, place, offset = note.position
-    trainer.stream.position = Position(pass_number=pass_number, place=place, offset=offset)
+    trainer.stream.position = tuple(
+        Place(pass_number=pass_number, place=place, offset=offset) for pass_number, place, offset in note.position
+    )
 
 
 def _moments(name: str, tensors: Mapping[str, npt.NDArray[Any]]) -> AnyMoments:

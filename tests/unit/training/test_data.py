@@ -1,39 +1,82 @@
+import itertools
+
 import numpy as np
 import pytest
 
 from spes_p2p.errors import DataError
 from spes_p2p.ids import PeerId
 from spes_p2p.testing.training import tiny_documents
-from spes_p2p.training.data import Position, TokenStream, data_key, load_corpus
+from spes_p2p.training.data import Place, TokenStream, data_key, load_corpus
 from spes_p2p.training.documents import document_hash
 from spes_p2p.training.tokenizer import ByteTokenizer
 
 KEY = data_key(0, PeerId(b"p" * 32))
 
 
-def stream(documents=None, key=KEY, position=None) -> TokenStream:
+def stream(documents=None, key=KEY, position=()) -> TokenStream:
     return TokenStream(documents or tiny_documents(), ByteTokenizer(), key, position)
 
 
 def read(tokens: TokenStream, count: int) -> bytes:
-    """The next `count` tokens that become targets, with the one before them."""
-    return bytes(tokens.next_batch(1, count)[0].astype(np.uint8))
+    """The next `count` tokens that become targets, with the one before them, of a stream with one lane."""
+    return text_of(tokens.next_batch(1, count)[0])
 
 
-def test_rows_overlap_by_one_token_and_follow_without_gaps():
-    whole = read(stream(), 60)
-    batch = stream().next_batch(6, 10)
-    assert batch.shape == (6, 11)
-    assert batch.dtype == np.int64
-    assert [bytes(row.astype(np.uint8)) for row in batch] == [whole[10 * i : 10 * i + 11] for i in range(6)]
+def text_of(row: np.ndarray) -> bytes:
+    return bytes(row.astype(np.uint8))
 
 
-def test_a_pass_visits_every_document_once_behind_a_separator():
+def documents_of(batches: list[np.ndarray], row: int, num_lanes: int) -> list[bytes]:
+    """Whole documents that one lane gave, from batches in which row b, b + lanes, ... are its own."""
+    rows = [text_of(batch[at]) for batch in batches for at in range(row, len(batch), num_lanes)]
+    assert all(before[-1:] == after[:1] for before, after in itertools.pairwise(rows))
+    text = rows[0] + b"".join(later[1:] for later in rows[1:])
+    return text[1:].split(b"\0")[:-1]
+
+
+def test_each_row_of_a_batch_is_a_lane_that_goes_on_in_the_next_batch_without_gaps():
+    tokens = stream()
+    batches = [tokens.next_batch(4, 10) for _ in range(40)]
+    assert batches[0].shape == (4, 11)
+    assert batches[0].dtype == np.int64
+    lanes = [documents_of(batches, row, 4) for row in range(4)]
+    assert all(set(documents) <= set(tiny_documents()) for documents in lanes)
+    begun = [lane[0] for lane in lanes]
+    assert len(set(begun)) == 4
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3, 8])
+def test_a_pass_visits_every_document_once_whatever_the_number_of_lanes(num_lanes):
     documents = tiny_documents()
-    total = sum(len(document) + 1 for document in documents)
-    text = read(stream(), total - 1)
-    assert text.startswith(b"\0")
-    assert sorted(text[1:].split(b"\0")) == sorted(documents)
+    tokens = stream()
+    share = -(-len(documents) // num_lanes)
+    batches = [tokens.next_batch(num_lanes, 10) for _ in range(share * 14)]
+    visited = [
+        document
+        for lane in range(num_lanes)
+        for document in documents_of(batches, lane, num_lanes)[: len(range(lane, len(documents), num_lanes))]
+    ]
+    assert sorted(visited) == sorted(documents)
+
+
+def test_fewer_documents_than_rows_take_turns():
+    tokens = stream(documents=tiny_documents(2))
+    batches = [tokens.next_batch(3, 10) for _ in range(30)]
+    assert len(tokens.position) == 2
+    rows = [text_of(row) for batch in batches for row in batch]
+    assert rows[0][1:] in tiny_documents(2)[0] + tiny_documents(2)[1]
+    whole = stream(documents=tiny_documents(2))
+    whole_rows = [text_of(row) for row in whole.next_batch(4, 10)]
+    assert rows[:2] == whole_rows[:2]
+    assert rows[2] == whole_rows[2]
+
+
+def test_another_number_of_lanes_begins_with_the_next_pass():
+    tokens = stream()
+    tokens.next_batch(3, 10)
+    tokens.next_batch(4, 10)
+    assert {place.pass_number for place in tokens.position} == {1}
+    assert [place.place for place in tokens.position] == [0, 1, 2, 3]
 
 
 def test_every_pass_has_its_own_order():
@@ -43,7 +86,7 @@ def test_every_pass_has_its_own_order():
     passes = [read(tokens, total)[:total].split(b"\0")[1:] for _ in range(2)]
     assert sorted(passes[0]) == sorted(passes[1]) == sorted(documents)
     assert passes[0] != passes[1]
-    assert tokens.position.pass_number == 2
+    assert [place.pass_number for place in tokens.position] == [2]
 
 
 def test_order_depends_on_seed_and_peer():
@@ -63,9 +106,9 @@ def test_documents_shorter_than_a_sequence_are_packed():
 
 
 def test_a_position_beyond_text_that_has_shrunk_goes_to_the_next_pass():
-    tokens = stream(documents=(b"ab",), position=Position(pass_number=4, place=9, offset=3))
+    tokens = stream(documents=(b"ab",), position=(Place(pass_number=4, place=9, offset=3),))
     assert read(tokens, 2) == b"\0ab"
-    assert tokens.position.pass_number == 5
+    assert [place.pass_number for place in tokens.position] == [5]
 
 
 def test_held_out_documents_are_skipped_and_counted(tmp_path):

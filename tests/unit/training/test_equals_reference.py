@@ -12,8 +12,8 @@ from spes_p2p.config import CodecConfig, MergeConfig, ModelConfig, ProtocolConfi
 from spes_p2p.model.init import initial_psi
 from spes_p2p.testing.blobs import MemoryBlobs
 from spes_p2p.testing.plain import PlainSpes, largest_difference
-from spes_p2p.testing.rounds import CutUpdate, TrainingRounds, peer_of
 from spes_p2p.training.data import TokenStream, data_key
+from spes_p2p.training.lab.rounds import CutUpdate, TrainingRounds, peer_of
 from spes_p2p.training.start import StartReader
 from spes_p2p.training.tokenizer import ByteTokenizer
 

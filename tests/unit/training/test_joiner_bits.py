@@ -13,9 +13,9 @@ from spes_p2p.config import MergeConfig, ModelConfig, ProtocolConfig, RunConfig,
 from spes_p2p.model.shards import shard_tensor_names
 from spes_p2p.model.transformer import to_numpy
 from spes_p2p.testing.blobs import MemoryBlobs
-from spes_p2p.testing.rounds import CutUpdate, TrainingRounds, peer_of
 from spes_p2p.training.arrays import Tensors
 from spes_p2p.training.data import TokenStream, data_key
+from spes_p2p.training.lab.rounds import CutUpdate, TrainingRounds, peer_of
 from spes_p2p.training.start import StartReader, StartSpec
 from spes_p2p.training.tokenizer import ByteTokenizer
 

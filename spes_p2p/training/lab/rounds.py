@@ -1,7 +1,7 @@
 """`TrainingRounds`: rounds of SPES among several trainers in one process, with the real codecs, means and merge.
 
 What the round protocol decides (who is in the cut, who owns what) the caller says here; what follows from that for
-weights, masters and residuals is done as docs/protocol.md, section 7, has it. For tests and experiments.
+weights, masters and residuals is done as docs/protocol.md, section 7, has it. For experiments and tests.
 """
 
 from __future__ import annotations
