@@ -51,11 +51,16 @@ class Cuts:
     # --- timing ------------------------------------------------------------------------------------------------------
 
     def all_live_in(self) -> bool:
-        """Whether a manifest or `Alive{no more}` of every live member is held; never if nobody is live.
+        """Whether a manifest or `Alive{no more}` of every live member is held; never if nobody is live, nor in a
+        tentative attempt without any update.
 
-        Otherwise rounds of a run whose members have all stopped would follow each other without a pause.
+        Otherwise rounds of a run whose members have all stopped, or of a side whose members are all leaving, which only
+        a final certificate lets them, would follow each other without a pause.
         """
-        return bool(self._context.terms.live) and self._updates.live_are_in()
+        terms = self._context.terms
+        if terms.tentative and terms.round > 1 and not self._updates.manifests():
+            return False
+        return bool(terms.live) and self._updates.live_are_in()
 
     def view0_due_ms(self, training_ended_at_ms: int | None) -> int | None:
         """When view 0 begins here if not all live members come in before; None: not known yet."""

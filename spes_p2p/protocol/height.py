@@ -9,7 +9,7 @@ from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.branches import Branches
 from spes_p2p.protocol.head import Head
 from spes_p2p.protocol.history import Held
-from spes_p2p.protocol.params import LATE_ROUNDS
+from spes_p2p.protocol.params import CERTIFICATES_PER_ANSWER, LATE_ROUNDS
 from spes_p2p.protocol.stash import Stash
 
 
@@ -66,9 +66,10 @@ class Height:
         return head.base if head.base is not None else self.branches.trunk
 
     def show(self, peer: PeerId, known: Head) -> None:
-        """A peer whose branch is being followed shows a certificate that is known already."""
+        """A peer shows a certificate that is known already. It is asked for what follows on that if its branch is being
+        followed, or if a whole answer is known: after it its branch may part from this one."""
         shown = self.shown.get(peer)
-        if shown is not None and known.round > shown.round:
+        if known.num_tentative >= CERTIFICATES_PER_ANSWER if shown is None else known.round > shown.round:
             self.shown[peer] = known
 
     def enter(self, head: Head, certificate: Certificate, spent: list[Held]) -> None:

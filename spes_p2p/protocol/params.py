@@ -35,6 +35,8 @@ MAX_MEMBERS_WHO_HEAR_ALL = 64
 
 MIN_BYZANTINE_VOTERS = 4
 """Fewer voters tolerate no fault, so the vote stays with the founders until this many result."""
+CERTIFICATES_PER_ANSWER = 8
+"""Sent for one `TipAsk`: the tentative ones before a final one belong together."""
 
 
 RECOVERY_MS = 600_000

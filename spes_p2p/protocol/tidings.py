@@ -20,13 +20,12 @@ from spes_p2p.protocol.inbox import Inbox
 from spes_p2p.protocol.messages import Decided, TipAsk
 from spes_p2p.protocol.open_round import OpenRound
 from spes_p2p.protocol.outbox import Outbox
+from spes_p2p.protocol.params import CERTIFICATES_PER_ANSWER
 from spes_p2p.protocol.standing import answer_tip
 from spes_p2p.protocol.wire import NO_DIGEST
 
 _KEEP_CERTIFICATES = 64
 """Certificates kept in memory to answer those who are behind; older ones are served from the ledger."""
-_CERTIFICATES_PER_ANSWER = 8
-"""Sent for one `TipAsk`: the tentative ones before a final one belong together."""
 
 
 class Tidings:
@@ -151,7 +150,7 @@ class Tidings:
         context = open_round.context
         now_ms, pause_ms = context.now_ms, self._resend_ms // 2
         answer = answer_tip(context.terms.head, ask, self._chain)
-        for number in answer.certificates[:_CERTIFICATES_PER_ANSWER]:
+        for number in answer.certificates[:CERTIFICATES_PER_ANSWER]:
             if self._inbox.may_answer(sender, number, now_ms, pause_ms):
                 self._send_certificate(context, sender, number)
         if answer.everything and self._inbox.may_answer(sender, context.terms.round, now_ms, pause_ms):

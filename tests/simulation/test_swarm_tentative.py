@@ -48,6 +48,21 @@ def one_tip(peers: list[SimPeer]) -> bool:
 # --- few voters ------------------------------------------------------------------------------------------------------
 
 
+def test_a_leaver_that_is_alone_makes_no_rounds_that_nobody_trains_in(swarm_of: Make, peers_of: Peers) -> None:
+    swarm = swarm_of(2, seed=1)
+    one, other = peers_of(swarm)
+    assert swarm.run_to_round(2, 5 * MINUTE_MS)
+    cut_off(swarm, [one], [other])
+    swarm.give(one, fx.LeaveWanted(handover=NO_DIGEST, handover_bytes=0))
+    protocol = one.machine.head.run.config.protocol
+    before, num_rounds = newest([one]), 10
+    swarm.run(lambda: False, num_rounds * protocol.round_max_ms)
+    assert before < newest([one]) <= before + num_rounds + 1
+    heal(swarm)
+    assert swarm.run(lambda: one.left, 5 * MINUTE_MS)  # the leave is in a final certificate
+    assert final_after(swarm, before, MINUTE_MS, [other])
+
+
 @pytest.mark.parametrize(("num_founders", "seed"), [(2, 1), (2, 2), (3, 3), (3, 4)])
 def test_few_voters_go_on_without_a_silent_one_and_are_one_again_when_it_is_back(
     swarm_of: Make, peers_of: Peers, num_founders: int, seed: int

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from spes_p2p.digests import digest
 from spes_p2p.protocol import effects as fx
-from spes_p2p.protocol.messages import Signed
+from spes_p2p.protocol.messages import Signed, ViewChange
 from spes_p2p.protocol.wire import NO_DIGEST, Step
 from spes_p2p.testing.one_voter import OneVoter
 from spes_p2p.testing.protocol_cases import alive_of, cut_of, identities, item_of, owned_head, receipt_of, update_of
@@ -152,3 +154,22 @@ def test_a_fast_leader_waits_for_half_of_the_manifests_and_the_grace_but_no_long
     assert cuts.leader_may_cut(voter.context.now_ms)
     voter.hear_all(updates[2], alive_of(HEAD, voter.me))
     assert not cuts.leader_may_cut(voter.context.now_ms)  # all are in, and one has no receipt yet
+
+
+@pytest.mark.parametrize(("elsewhere", "views_asked_for"), [(True, {1}), (False, set())])
+def test_a_first_view_that_its_leader_has_used_on_another_tip_is_lost_and_the_next_is_asked_for_at_once(
+    elsewhere: bool, views_asked_for: set[int]
+) -> None:
+    voter = OneVoter(HEAD, PEERS)
+    alive = [alive_of(HEAD, peer) for peer in PEERS]
+    body = voter.quiet_body([item_of(signed) for signed in alive])
+    voter.propose(msgspec.structs.replace(body, via=digest("another tip")) if elsewhere else body)
+    assert voter.round.voting.view == -1
+    voter.hear_all(*alive)
+    assert voter.round.voting.view == 0
+    asked = [
+        message.body.view
+        for _, message in voter.sent
+        if isinstance(message, Signed) and isinstance(message.body, ViewChange)
+    ]
+    assert set(asked) == views_asked_for

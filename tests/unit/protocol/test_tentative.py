@@ -17,6 +17,7 @@ from spes_p2p.protocol.messages import (
     Signed,
     TipAsk,
 )
+from spes_p2p.protocol.params import CERTIFICATES_PER_ANSWER
 from spes_p2p.protocol.wire import ItemKind, Step
 from spes_p2p.testing.one_machine import OneMachine, quiet_body, side_of, tentative
 from spes_p2p.testing.protocol_cases import (
@@ -124,6 +125,32 @@ def test_a_peer_that_shows_its_branch_again_is_asked_for_what_comes_after() -> N
     peer.now_ms = 5_000
     effects = peer.hear(FOURTH, tentative(tip, side)[0])
     assert [ask for to, ask in asked(peer, effects) if to == FOURTH.peer_id][:1] != []
+
+
+def test_a_branch_that_parts_behind_more_common_certificates_than_an_answer_has_is_asked_for_all_the_same() -> None:
+    two = identities(2)
+    me, friend = two
+    head = owned_head(two, CONFIG)
+    peer = OneMachine(head, me)
+    common, certificates = head, []
+    for _ in range(CERTIFICATES_PER_ANSWER + 2):
+        certificate, common = tentative(common, [friend])
+        certificates.append(certificate)
+        peer.hear(friend, certificate)
+    own, tip = tentative(common, [me])
+    peer.hear(friend, own)  # as if this peer had gone on from there by itself
+    ahead = Decided(0, tip.round + 5, tip.hash)
+
+    def next_ask() -> bytes:
+        peer.now_ms += 60_000
+        return asked(peer, peer.hear(friend, ahead))[0][1].tip
+
+    peer.hear(friend, *certificates[: CERTIFICATES_PER_ANSWER - 1])
+    assert next_ask() == tip.hash
+    peer.hear(friend, certificates[CERTIFICATES_PER_ANSWER - 1])
+    assert next_ask() == common.branch[CERTIFICATES_PER_ANSWER - 1].hash
+    peer.hear(friend, *certificates[CERTIFICATES_PER_ANSWER:])
+    assert next_ask() == common.hash
 
 
 def test_a_tentative_tip_is_tentative_in_progress_and_the_last_final_round_stays() -> None:
