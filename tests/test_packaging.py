@@ -79,7 +79,8 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
                     imported |= {alias.name.split(".")[0] for alias in node.names}
                 elif isinstance(node, ast.ImportFrom) and node.module is not None:
                     imported.add(node.module.split(".")[0])
-    requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements = [*project["dependencies"], *project["optional-dependencies"]["lab"]]
     declared = {re.split(r"[<>=~! ]", requirement)[0] for requirement in requirements}
     assert {MODULES.get(name, name) for name in declared} == imported - sys.stdlib_module_names - {"spes_p2p"}
 
@@ -95,4 +96,4 @@ def test_entry_points_name_functions_that_exist() -> None:
 
 def test_torch_is_pinned_to_the_version_that_works_with_hivemind() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    assert [line for line in lines if line and not line.startswith("#")] == ["torch==2.13.0"]
+    assert "torch==2.13.0" in lines
