@@ -13,7 +13,7 @@ from spes_p2p.protocol.context import Context
 from spes_p2p.protocol.evidence import conflicting
 from spes_p2p.protocol.history import Held
 from spes_p2p.protocol.messages import CutAnnouncement, CutMessage, Ref, Signed
-from spes_p2p.protocol.params import MAX_VIEWS_AHEAD
+from spes_p2p.protocol.params import MAX_JOINERS, MAX_VIEWS_AHEAD
 from spes_p2p.protocol.statements import TENTATIVE_KINDS, Item, Slot, check_cut, item_sort_key
 from spes_p2p.protocol.transition import Transition
 from spes_p2p.protocol.updates import Updates
@@ -263,7 +263,10 @@ class Cuts:
         return since_ms + terms.transfer_budget_ms - terms.config.protocol.view_timeout(0) // 2
 
     def missing(self, items: Iterable[Item], before_ms: int) -> list[str]:
-        """What this peer held complete before that moment and a cut leaves out; by slot, never by hash."""
+        """What this peer held complete before that moment and a cut leaves out; by slot, never by hash.
+
+        A cut with as many joins as its leader may keep need not name more: every voter may keep others.
+        """
         named: set[Slot] = set()
         present: set[PeerId] = set()
         members = self._context.terms.member_set
@@ -272,8 +275,9 @@ class Cuts:
             if item.entry.kind is not ItemKind.EVIDENCE:
                 present.add(item.entry.peer)
         found = []
+        is_full = sum(kind is ItemKind.JOIN and peer not in members for kind, peer, _ in named) >= MAX_JOINERS
         for (kind, peer, base), held in self._updates.slots.items():
-            if held.held_at_ms > before_ms:
+            if held.held_at_ms > before_ms or (kind is ItemKind.JOIN and is_full):
                 continue
             if kind is ItemKind.UPDATE:
                 if self.includable(held) and held.receipt_held_at_ms <= before_ms:

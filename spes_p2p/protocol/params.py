@@ -35,6 +35,9 @@ MAX_MEMBERS_WHO_HEAR_ALL = 64
 
 MIN_BYZANTINE_VOTERS = 4
 """Fewer voters tolerate no fault, so the vote stays with the founders until this many result."""
+MAX_JOINERS = 64
+"""Peers outside the roster whose joins are kept in a round, and that a cut has to name at most."""
+
 CERTIFICATES_PER_ANSWER = 8
 """Sent for one `TipAsk`: the tentative ones before a final one belong together."""
 

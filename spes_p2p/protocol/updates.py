@@ -22,15 +22,13 @@ from spes_p2p.protocol.messages import (
     Signed,
 )
 from spes_p2p.protocol.norms import Yardstick
+from spes_p2p.protocol.params import MAX_JOINERS
 from spes_p2p.protocol.receipts import Tally, check_mark, mark_of, num_acked
 from spes_p2p.protocol.statements import Slot, check_statement, slot_of
 from spes_p2p.protocol.wire import NO_DIGEST, ItemKind, PieceKind, RefKind, RefusalReason
 
 _MAX_EARLY_RECEIPTS = 64
 """Receipts of one sender kept until their manifests come."""
-
-_MAX_STRANGERS = 64
-"""Joins of peers outside the roster that are kept in a round."""
 
 
 class Updates:
@@ -94,18 +92,18 @@ class Updates:
         return accused in self._context.terms.member_set or (ItemKind.JOIN, accused, 0) in self.slots
 
     def _insert(self, held: Held) -> bool:
-        """Enter a valid statement. One whose slot is taken is kept only if somebody's cut names it."""
+        """Enter a valid statement. One whose slot is taken, or a join too many, is kept only if somebody's cut names
+        it: others keep other joins, and whoever lacks one of a cut can never vote for it."""
         context, signed = self._context, held.signed
         slot, ref = slot_of(signed), Ref(RefKind.STATEMENT, held.hash, NO_DIGEST)
         before = self.slots.get(slot)
         takes = before is None or self._replaces(before.signed, signed)
         takes = takes and held.hash not in context.terms.served
+        is_newcomer = signed.peer not in context.terms.member_set and before is None
+        takes = takes and not (is_newcomer and self._num_strangers >= MAX_JOINERS)
         if not takes and not context.is_wanted(ref):
             return False
-        if signed.peer not in context.terms.member_set and before is None:
-            if self._num_strangers >= _MAX_STRANGERS:
-                return False
-            self._num_strangers += takes
+        self._num_strangers += is_newcomer and takes
         if takes:
             held.held_at_ms = before.held_at_ms if before else held.held_at_ms
             self.slots[slot] = held

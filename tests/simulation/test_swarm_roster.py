@@ -6,6 +6,7 @@ import pytest
 
 from spes_p2p.digests import digest
 from spes_p2p.ids import Digest
+from spes_p2p.protocol import cuts, updates
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.wire import ItemKind
 from spes_p2p.testing.swarm import Line, SimPeer, Swarm
@@ -65,6 +66,19 @@ def test_others_join_a_lone_founder_and_vote_once_there_are_four(swarm_of: Make,
     assert founder.machine.terms.voters == (founder.peer_id,)
     assert swarm.run(lambda: len(founder.machine.terms.voters) == 4, 2 * MINUTE_MS)
     assert swarm.run_to_round(founder.machine.head.round + 2, 5 * MINUTE_MS)
+
+
+def test_more_joiners_than_a_voter_keeps_stop_no_round_and_are_all_let_in(
+    swarm_of: Make, peers_of: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (updates, cuts):
+        monkeypatch.setattr(module, "MAX_JOINERS", 2)
+    swarm = swarm_of(4)
+    assert swarm.run_to_round(2, MINUTE_MS)
+    founders = peers_of(swarm)
+    joiners = [swarm.add(f"j{number}", knows=[peer.peer_id for peer in founders]) for number in range(7)]
+    assert swarm.run(lambda: all(joiner.machine.is_member for joiner in joiners), 2 * MINUTE_MS)
+    assert {certificate.view for certificate in founders[0].certificates} == {0}
 
 
 def test_a_peer_without_an_invitation_stays_outside_and_harms_nobody(swarm_of: Make, peers_of: Peers) -> None:

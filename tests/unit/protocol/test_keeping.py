@@ -9,6 +9,7 @@ from spes_p2p.crypto import Identity
 from spes_p2p.digests import digest
 from spes_p2p.errors import RemoteProtocolError
 from spes_p2p.protocol import effects as fx
+from spes_p2p.protocol.body import Cut, CutItem
 from spes_p2p.protocol.codec import body_hash, encode, pack_float, sign, statement_hash
 from spes_p2p.protocol.history import Held, History
 from spes_p2p.protocol.messages import (
@@ -131,6 +132,30 @@ def test_joins_of_strangers_are_kept_up_to_a_number_and_those_of_members_always(
     voter.round.remote(strangers[0].peer_id, join_of(HEAD, strangers[0], capacity=7))
     voter.hear_all(join_of(HEAD, PEERS[0]))
     assert len(voter.round.updates.slots) == 65
+
+
+def test_a_join_too_many_is_kept_beside_the_others_if_a_cut_names_it() -> None:
+    voter = OneVoter(HEAD, PEERS)
+    strangers = [identity_of(f"stranger {number}") for number in range(65)]
+    for stranger in strangers[:64]:
+        voter.round.remote(stranger.peer_id, join_of(HEAD, stranger))
+    last = join_of(HEAD, strangers[64])
+    entry = CutItem(ItemKind.JOIN, last.peer, statement_hash(last), NO_DIGEST)
+    voter.round.cuts.learn(Cut(HEAD.run.run_id, HEAD.epoch, 2, (entry,)), [voter.others[0].peer_id])
+    voter.round.remote(last.peer, last)
+    (cut,) = voter.round.cuts.known.values()
+    voter.round.cuts.resolve(cut)
+    assert [item.signed for item in cut.items or ()] == [last]
+    assert (ItemKind.JOIN, last.peer, 0) not in voter.round.updates.slots
+
+
+@pytest.mark.parametrize(("num_named", "missing"), [(64, []), (63, ["join"])])
+def test_a_cut_with_as_many_joins_as_a_leader_keeps_need_not_name_others(num_named: int, missing: list[str]) -> None:
+    voter = OneVoter(HEAD, PEERS)
+    *named, mine = (identity_of(f"stranger {number}") for number in range(num_named + 1))
+    voter.round.remote(mine.peer_id, join_of(HEAD, mine))
+    items = [item_of(join_of(HEAD, stranger)) for stranger in named]
+    assert voter.round.cuts.missing(items, before_ms=voter.context.now_ms) == missing
 
 
 def test_a_second_manifest_that_a_cut_names_is_kept_beside_the_first_and_not_acknowledged() -> None:
