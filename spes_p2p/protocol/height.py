@@ -9,7 +9,7 @@ from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.branches import Branches
 from spes_p2p.protocol.head import Head
 from spes_p2p.protocol.history import Held
-from spes_p2p.protocol.params import CERTIFICATES_PER_ANSWER, LATE_ROUNDS
+from spes_p2p.protocol.params import CERTIFICATES_PER_ANSWER, LATE_ROUNDS, MAX_PEERS_REMEMBERED
 from spes_p2p.protocol.stash import Stash
 
 
@@ -70,7 +70,12 @@ class Height:
         followed, or if a whole answer is known: after it its branch may part from this one."""
         shown = self.shown.get(peer)
         if known.num_tentative >= CERTIFICATES_PER_ANSWER if shown is None else known.round > shown.round:
-            self.shown[peer] = known
+            self.ask_from(peer, known)
+
+    def ask_from(self, peer: PeerId, head: Head) -> None:
+        """The next question to a peer is what follows on this. Bounded, for strangers too."""
+        if peer in self.shown or len(self.shown) < MAX_PEERS_REMEMBERED:
+            self.shown[peer] = head
 
     def enter(self, head: Head, certificate: Certificate, spent: list[Held]) -> None:
         """A tentative certificate is the tip now; `spent`: the updates in its cut."""

@@ -17,7 +17,7 @@ from spes_p2p.protocol.messages import (
     Signed,
     Want,
 )
-from spes_p2p.protocol.params import MAX_PARKED_BYTES_PER_PEER, MAX_PARKED_PER_PEER
+from spes_p2p.protocol.params import MAX_PARKED_BYTES_PER_PEER, MAX_PARKED_PER_PEER, MAX_PEERS_REMEMBERED
 
 MAX_KEPT_PER_PEER = 256
 MAX_KEPT_BYTES_PER_PEER = 4 << 20
@@ -25,9 +25,6 @@ MAX_KEPT_BYTES_PER_PEER = 4 << 20
 
 MAX_ANSWERS_PER_PAUSE = 64
 """Certificates sent to one peer that asks, and announced to one that is behind, per pause."""
-
-MAX_PEERS_REMEMBERED = 4096
-"""Peers whose questions and answers are counted; beyond that the counts begin anew."""
 
 
 def round_of(message: Message) -> int:

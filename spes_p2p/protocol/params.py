@@ -38,6 +38,8 @@ MIN_BYZANTINE_VOTERS = 4
 MAX_JOINERS = 64
 """Peers outside the roster whose joins are kept in a round, and that a cut has to name at most."""
 
+MAX_PEERS_REMEMBERED = 4096
+"""Peers, strangers included, whose questions and answers are remembered."""
 CERTIFICATES_PER_ANSWER = 8
 """Sent for one `TipAsk`: the tentative ones before a final one belong together."""
 

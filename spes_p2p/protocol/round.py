@@ -382,7 +382,7 @@ class RoundMachine:
         elif body.round > self.terms.round:
             self._keep(sender, body.round, data)
         else:
-            self._height.shown[sender] = self.head.last_final
+            self._height.ask_from(sender, self.head.last_final)
             self._ask_sometimes(sender)
 
     def _finish(self, base: Head, certificate: Certificate, sender: PeerId | None = None) -> None:
@@ -395,7 +395,7 @@ class RoundMachine:
             return
         own = {known.hash for known in self.head.branch}
         if self._height.branches.add(head, certificate) and sender is not None and head.hash not in own:
-            self._height.shown[sender] = head
+            self._height.ask_from(sender, head)
         self._choose_tip()
         if sender is not None and head.hash not in {known.hash for known in self.head.branch}:
             self._ask_sometimes(sender)

@@ -88,7 +88,7 @@ class Tidings:
         """Ask for what follows on a certificate: it was adopted before a restart and left, only its head is here."""
         for voter in context.terms.all_voters:
             if voter != context.me:
-                height.shown[voter] = base
+                height.ask_from(voter, base)
                 self.ask_sometimes(context, height, voter)
 
     def ask_sometimes(self, context: Context, height: Height, peer: PeerId) -> None:

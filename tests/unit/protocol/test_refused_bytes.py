@@ -21,7 +21,7 @@ from spes_p2p.protocol.codec import (
     sign,
 )
 from spes_p2p.protocol.head import Terms, genesis_head, psi_digest
-from spes_p2p.protocol.inbox import MAX_PEERS_REMEMBERED, Inbox, round_of
+from spes_p2p.protocol.inbox import Inbox, round_of
 from spes_p2p.protocol.messages import (
     Ack,
     BodyMessage,
@@ -39,6 +39,7 @@ from spes_p2p.protocol.messages import (
     TipAsk,
     Want,
 )
+from spes_p2p.protocol.params import MAX_PEERS_REMEMBERED
 from spes_p2p.protocol.receipts import check_receipt, mark_of
 from spes_p2p.protocol.state import bytes_of
 from spes_p2p.protocol.statements import Item, check_cut, check_statement, slot_of

@@ -2,11 +2,13 @@
 
 import pytest
 
+from spes_p2p.ids import PeerId
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.body import Certificate
 from spes_p2p.protocol.branches import fork_order
 from spes_p2p.protocol.codec import body_hash, cut_hash, sign
 from spes_p2p.protocol.head import Head, Terms, next_head
+from spes_p2p.protocol.height import Height
 from spes_p2p.protocol.messages import (
     Alive,
     CutAnnouncement,
@@ -17,7 +19,7 @@ from spes_p2p.protocol.messages import (
     Signed,
     TipAsk,
 )
-from spes_p2p.protocol.params import CERTIFICATES_PER_ANSWER
+from spes_p2p.protocol.params import CERTIFICATES_PER_ANSWER, MAX_PEERS_REMEMBERED
 from spes_p2p.protocol.wire import ItemKind, Step
 from spes_p2p.testing.one_machine import OneMachine, quiet_body, side_of, tentative
 from spes_p2p.testing.protocol_cases import (
@@ -151,6 +153,16 @@ def test_a_branch_that_parts_behind_more_common_certificates_than_an_answer_has_
     assert next_ask() == common.branch[CERTIFICATES_PER_ANSWER - 1].hash
     peer.hear(friend, *certificates[CERTIFICATES_PER_ANSWER:])
     assert next_ask() == common.hash
+
+
+def test_strangers_that_show_branches_cost_a_bounded_amount_of_memory() -> None:
+    height = Height.of(HEAD)
+    _, shown = tentative(HEAD, LEFT)
+    for number in range(MAX_PEERS_REMEMBERED + 2):
+        height.ask_from(PeerId(number.to_bytes(32, "big")), HEAD)
+    height.ask_from(PeerId(bytes(32)), shown)
+    assert len(height.shown) == MAX_PEERS_REMEMBERED
+    assert height.shown[PeerId(bytes(32))] == shown
 
 
 def test_a_tentative_tip_is_tentative_in_progress_and_the_last_final_round_stays() -> None:
