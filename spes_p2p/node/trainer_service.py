@@ -151,7 +151,7 @@ class TrainerService:
             round=request.spec.round + 1,
             base=request.spec.base,
             global_step=request.spec.global_step,
-            psi=reader.psi(),
+            psi=reader.psi_where_it_lies(),
             shards=reader.starts(),
             owned=request.owned,
             masters=request.masters,
