@@ -40,7 +40,7 @@ from spes_p2p.training.own_work import OwnWork
 from spes_p2p.training.publish import StoredPiece, publish
 from spes_p2p.training.selftest import self_test
 from spes_p2p.training.start import NO_BASE, StartReader
-from spes_p2p.training.state import restore_state, save_state
+from spes_p2p.training.state import rest_on, restore_state, stream_state
 from spes_p2p.training.tokenizer import ByteTokenizer
 from spes_p2p.training.trainer import RoundStart, StepReport, Trainer, TrainResult
 
@@ -139,7 +139,7 @@ class TrainerService:
             case ImportHandover():
                 row = self._started().row(request.shard)
                 refused = import_handover(self._trainer, request.shard, self._store.read(request.blob), row)
-                self._files.save(save_state(self._trainer))
+                self._save()
                 return HandoverImported(shard=request.shard, refused=refused or "")
             case _:
                 raise TrainerError(f"a trainer that is ready cannot answer {type(request).__name__}")
@@ -161,7 +161,7 @@ class TrainerService:
         )
         self._trainer.load_start(start)
         self._reader = reader
-        self._files.save(save_state(self._trainer))
+        self._save()
         nats_per_byte = None
         if self._held_out and request.evaluate_bytes != 0:
             nats_per_byte = self._trainer.evaluate(self._held_out, request.evaluate_bytes).nats_per_byte
@@ -192,7 +192,7 @@ class TrainerService:
         if not trained.finite:
             raise NotFiniteError("the trained weights are not finite: the update is withheld")
         update = publish(self._trainer, self._store, reader.row_tensor)
-        self._files.save(save_state(self._trainer))
+        self._save()
         return Published(
             round=self._trainer.round,
             tokens=trained.tokens,
@@ -201,6 +201,11 @@ class TrainerService:
             psi=tuple(map(_piece, update.psi)),
             experts=tuple(map(_piece, update.experts)),
         )
+
+    def _save(self) -> None:
+        """A checkpoint of the trainer, on which it then rests."""
+        state = stream_state(self._trainer)
+        rest_on(self._trainer, self._files.save(state.size_bytes, state.pieces()))
 
     def _take_notices(self) -> tuple[str, ...]:
         notices, self._notices = (*self._notices, *self._trainer.take_notices()), []
