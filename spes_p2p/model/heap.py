@@ -27,7 +27,7 @@ def give_holes_back(x: Tensor) -> None:
         return
     trim()
     if x.requires_grad:
-        x.register_hook(lambda grad: trim())
+        x.register_hook(lambda grad: trim())  # type: ignore[no-untyped-call]  # untyped in torch
 
 
 @functools.cache
