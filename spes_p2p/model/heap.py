@@ -30,6 +30,13 @@ def give_holes_back(x: Tensor) -> None:
         x.register_hook(lambda grad: trim())  # type: ignore[no-untyped-call]  # untyped in torch
 
 
+def give_all_holes_back() -> None:
+    """The same at the end of a piece of work, whatever its size."""
+    trim = _trim()
+    if trim is not None:
+        trim()
+
+
 @functools.cache
 def _trim() -> Callable[[], None] | None:
     """glibc's malloc_trim for all of the heap; None where there is no glibc."""

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from spes_p2p.config import FrozenFormat, MomentsFormat, RunConfig
+from spes_p2p.model.heap import give_all_holes_back
 from spes_p2p.model.shards import shard_experts, shard_tensor_names
 from spes_p2p.model.transformer import Transformer, to_numpy
 from spes_p2p.training.arrays import F32, Tensors
@@ -160,6 +161,7 @@ class Trainer:
         self.round, self.global_step, self.local_step = start.round, start.global_step, 0
         self.base = start.base
         self.finite = True
+        give_all_holes_back()
 
     def adopt(self, owned: Sequence[int], round_number: int, base: bytes, global_step: int, finite: bool) -> None:
         """Take over the bookkeeping of a checkpoint, before its tensors are loaded; `load_start` must follow."""
@@ -200,6 +202,7 @@ class Trainer:
                 losses.append(report.loss)
             on_step(report)
         self.finite = self._weights_are_finite()
+        give_all_holes_back()  # what comes next, publishing, has blocks of other sizes
         return TrainResult(
             num_steps=len(losses),
             num_skipped=num_skipped,
