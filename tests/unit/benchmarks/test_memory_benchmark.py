@@ -34,7 +34,7 @@ def test_the_shapes_are_as_large_as_their_names_say(memory):
 )
 def test_the_cards_that_the_documentation_names_are_large_enough(memory, name, frozen_format, card_bytes):
     config = next(config for config in memory.LARGE if config.name == name)
-    node = memory.NodeConfig(data_dir=Path("."), device="cuda:0", frozen_format=frozen_format, moments="int8")
+    node = memory.NodeConfig(data_dir=Path(), device="cuda:0", frozen_format=frozen_format, moments="int8")
     need = memory.memory_need(config, node, 1, memory.StepPlan(micro_sequences=1, checkpoint=True))
     # as `join` reckons: a tenth of what is free is left to others
     assert need.device.peak_bytes <= 0.9 * (card_bytes - CUDA_ITSELF_BYTES)
