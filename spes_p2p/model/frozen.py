@@ -100,7 +100,7 @@ class _Int4Matrix(FrozenMatrix):
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__(shape)
-        block = INT4_BLOCK if self.num_columns % INT4_BLOCK == 0 else self.num_columns
+        block = _int4_block(self.num_columns)
         num_values = self.num_rows * self.num_columns
         self.register_buffer("values", torch.zeros((num_values + 1) // 2, dtype=torch.int8))
         self.register_buffer("scales", torch.zeros(num_values // block, 1, dtype=torch.float16))
@@ -135,6 +135,24 @@ def frozen_matrix(frozen_format: FrozenFormat, shape: tuple[int, ...]) -> Frozen
             return _Int8Matrix(shape)
         case "int4":
             return _Int4Matrix(shape)
+
+
+def frozen_bytes(frozen_format: FrozenFormat, shape: tuple[int, ...]) -> int:
+    """Bytes that a matrix [R, C] takes in this format, scales among them."""
+    rows, columns = shape
+    match frozen_format:
+        case "fp32":
+            return 4 * rows * columns
+        case "bf16":
+            return 2 * rows * columns
+        case "int8":
+            return rows * columns + 4 * rows
+        case "int4":
+            return (rows * columns + 1) // 2 + 2 * (rows * columns // _int4_block(columns))
+
+
+def _int4_block(num_columns: int) -> int:
+    return INT4_BLOCK if num_columns % INT4_BLOCK == 0 else num_columns
 
 
 def _quantised(blocks: Tensor, largest: int, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:

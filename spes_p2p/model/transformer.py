@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from spes_p2p.config import FrozenFormat, ModelConfig
 from spes_p2p.model.attention import Attention, RMSNorm, rotary_table
 from spes_p2p.model.head import HeadLosses, head_losses, token_nats
+from spes_p2p.model.heap import give_holes_back
 from spes_p2p.model.moe import ExpertBank, Router, Routing
 from spes_p2p.model.shards import MATRICES, expert_name, expert_shapes, parse_expert_name, psi_shapes
 
@@ -97,6 +98,7 @@ class Transformer(nn.Module):
             else:
                 x_BTD, routing = layer(x_BTD, cos_TH, sin_TH)
             routings.append(routing)
+            give_holes_back(x_BTD)
         return self.norm(x_BTD), routings
 
     def losses(

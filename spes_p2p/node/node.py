@@ -229,6 +229,7 @@ class Node:
             view.waiting_for, view.worker = "the trainer to read its text", worker
             ready = await worker.start()
             self._log.tell("info", text_found(ready))
+            self._log.tell("info", ready.memory)
             if ready.damaged:
                 self._log.tell("warning", f"the trainer begins from an older state: {ready.damaged}")
             view.waiting_for = "the certificates on disk to be read"
@@ -253,7 +254,7 @@ class Node:
                 waiting=waiting,
             )
             tools = await make_tools(stack, base)
-            wishes = dataclasses.replace(self._wishes(identity, run_config), recovery=recovery)
+            wishes = dataclasses.replace(self._wishes(identity, ready.capacity), recovery=recovery)
             driver = make_driver(identity, wishes, tools)
             self._takes_part = True
             view.driver, view.sync, view.holds_recovery_key = driver, tools.sync, recovery is not None
@@ -303,16 +304,17 @@ class Node:
             threads=config.threads,
             memory_bytes=config.memory_bytes,
             compile=config.compile,
+            capacity=config.capacity,
         )
 
-    def _wishes(self, identity: Identity, run_config: RunConfig) -> Wishes:
+    def _wishes(self, identity: Identity, capacity: int) -> Wishes:
         seed = self._config.invite_seed or self._link.invite_seed
         invitation, permit = b"", self._link.permit or b""
         if seed is not None:
             payload = invite_payload(self._link.run, identity.peer_id)
             invitation = Identity.from_seed(seed).sign("invite", payload)
         return Wishes(
-            capacity=min(self._config.capacity or run_config.num_shards, run_config.num_shards),
+            capacity=capacity,
             private_seed=digest("private recheck", identity.seed),
             invite_signature=invitation,
             sponsor=permit[:KEY_BYTES],

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 
-from spes_p2p.config import RunConfig
+from spes_p2p.config import NodeConfig, RunConfig
 from spes_p2p.errors import LocalStateError, MachineError, NotFiniteError, TrainerError
 from spes_p2p.ids import Digest, PeerId
+from spes_p2p.node.room import room_for_training
 from spes_p2p.node.trainer_files import CheckpointFiles
 from spes_p2p.node.worker_messages import (
     ExportHandover,
@@ -33,6 +34,7 @@ from spes_p2p.node.worker_messages import (
 )
 from spes_p2p.storage.blobs import DiskBlobs
 from spes_p2p.training.data import DEFAULT_MAX_BYTES, TokenStream, data_key, load_corpus
+from spes_p2p.training.fit import fit, largest_plan, told
 from spes_p2p.training.handover import export_handover, import_handover
 from spes_p2p.training.heldout import decode_held_out, held_out_hashes
 from spes_p2p.training.out_of_memory import limit_memory
@@ -40,7 +42,7 @@ from spes_p2p.training.own_work import OwnWork
 from spes_p2p.training.publish import StoredPiece, publish
 from spes_p2p.training.selftest import self_test
 from spes_p2p.training.start import NO_BASE, StartReader
-from spes_p2p.training.state import restore_state, save_state
+from spes_p2p.training.state import rest_on, restore_state, stream_state
 from spes_p2p.training.tokenizer import ByteTokenizer
 from spes_p2p.training.trainer import RoundStart, StepReport, Trainer, TrainResult
 
@@ -61,6 +63,7 @@ class TrainerService:
         if hello.memory_bytes is not None and not limit_memory(torch.device(hello.device), hello.memory_bytes):
             self._notices.append("--memory has no effect: this system cannot limit what a process on the CPU takes")
         self._config = RunConfig.from_json(hello.config)
+        self._node = _node_config(hello)
         self._store = DiskBlobs(Path(hello.blobs_dir))
         self._files = CheckpointFiles(Path(hello.state_dir))
         self._held_out: tuple[bytes, ...] = ()
@@ -74,6 +77,9 @@ class TrainerService:
             key,
         )
 
+        self._room = room_for_training(torch.device(hello.device), hello.memory_bytes)
+        offer = fit(self._config, self._node, self._room)
+
         def new_trainer() -> Trainer:
             stream = TokenStream(corpus.documents, ByteTokenizer(), key)
             trainer = Trainer(
@@ -82,18 +88,23 @@ class TrainerService:
                 device=hello.device,
                 frozen_format=hello.frozen_format,
                 moments=hello.moments,
+                plan=offer.plan,
             )
             if hello.compile:
                 trainer.model.compile_attention()
             return trainer
 
         self._trainer, resumed, damaged = self._resume(new_trainer)
+        self._planned_for: int | None = None
+        """Owned shards that the trainer's plan was chosen for; what failed since then is not tried again."""
         self._reader: StartReader | None = None
         self._trained: TrainResult | None = None
         self.ready = Ready(
             num_documents=len(corpus.documents),
             num_bytes=corpus.num_bytes,
             num_held_out=corpus.num_held_out,
+            capacity=offer.num_owned,
+            memory=told(self._config, offer, self._room),
             bounded=corpus.bounded,
             resumed_round=self._trainer.round if resumed else None,
             resumed_base=Digest(self._trainer.base) if resumed else NO_BASE,
@@ -139,7 +150,7 @@ class TrainerService:
             case ImportHandover():
                 row = self._started().row(request.shard)
                 refused = import_handover(self._trainer, request.shard, self._store.read(request.blob), row)
-                self._files.save(save_state(self._trainer))
+                self._save()
                 return HandoverImported(shard=request.shard, refused=refused or "")
             case _:
                 raise TrainerError(f"a trainer that is ready cannot answer {type(request).__name__}")
@@ -151,7 +162,7 @@ class TrainerService:
             round=request.spec.round + 1,
             base=request.spec.base,
             global_step=request.spec.global_step,
-            psi=reader.psi(),
+            psi=reader.psi_where_it_lies(),
             shards=reader.starts(),
             owned=request.owned,
             masters=request.masters,
@@ -160,12 +171,22 @@ class TrainerService:
             kept_parts=request.kept_parts,
         )
         self._trainer.load_start(start)
+        self._plan_for(len(request.owned))
         self._reader = reader
-        self._files.save(save_state(self._trainer))
+        self._save()
         nats_per_byte = None
         if self._held_out and request.evaluate_bytes != 0:
             nats_per_byte = self._trainer.evaluate(self._held_out, request.evaluate_bytes).nats_per_byte
         return Started(round=start.round, nats_per_byte=nats_per_byte, notices=self._take_notices())
+
+    def _plan_for(self, num_owned: int) -> None:
+        """Cut steps as little as these shards allow, but for what once failed with as many."""
+        need = largest_plan(self._config, self._node, num_owned, self._room)
+        if need is None:
+            return  # more than was offered: it is tried as it is, and made smaller where memory really runs out
+        if num_owned != self._planned_for:
+            self._trainer.plan = need.plan
+            self._planned_for = num_owned
 
     def _train(
         self, request: Train, should_stop: Callable[[], bool], on_progress: Callable[[Progress], None]
@@ -192,7 +213,7 @@ class TrainerService:
         if not trained.finite:
             raise NotFiniteError("the trained weights are not finite: the update is withheld")
         update = publish(self._trainer, self._store, reader.row_tensor)
-        self._files.save(save_state(self._trainer))
+        self._save()
         return Published(
             round=self._trainer.round,
             tokens=trained.tokens,
@@ -201,6 +222,11 @@ class TrainerService:
             psi=tuple(map(_piece, update.psi)),
             experts=tuple(map(_piece, update.experts)),
         )
+
+    def _save(self) -> None:
+        """A checkpoint of the trainer, on which it then rests."""
+        state = stream_state(self._trainer)
+        rest_on(self._trainer, self._files.save(state.size_bytes, state.pieces()))
 
     def _take_notices(self) -> tuple[str, ...]:
         notices, self._notices = (*self._notices, *self._trainer.take_notices()), []
@@ -247,6 +273,17 @@ class ProgressMeter:
         )
         self._sent_at = now
         self._losses.clear()
+
+
+def _node_config(hello: Hello) -> NodeConfig:
+    """Of the node, what decides on memory."""
+    return NodeConfig(
+        data_dir=Path(hello.state_dir),
+        device=hello.device,
+        capacity=hello.capacity,
+        frozen_format=hello.frozen_format,
+        moments=hello.moments,
+    )
 
 
 def check_device(device: str) -> None:

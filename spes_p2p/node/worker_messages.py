@@ -41,6 +41,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     memory_bytes: int | None = None
     """Most memory for training, of the GPU or of the trainer process; None: what there is."""
     compile: bool = False
+    capacity: int | None = None
+    """Shards to have room for; None: as many as fit."""
 
 
 class LoadStart(msgspec.Struct, frozen=True, kw_only=True, tag="load_start"):
@@ -97,6 +99,10 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     num_bytes: int
     num_held_out: int
     """Documents left out because they are in the held-out set."""
+    capacity: int
+    """Most shards that there is memory for."""
+    memory: str
+    """What was reckoned of the memory, one line for people."""
     bounded: bool
     """There was more text than `max_data_bytes`."""
     resumed_round: int | None

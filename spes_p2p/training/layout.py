@@ -7,10 +7,11 @@ values and, if the run's outer step has momentum, as many values of that.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,6 +109,35 @@ def unflatten(layout: PsiLayout, flat: F32) -> Tensors:
         name: flat[end - size : end].reshape(shape)
         for (name, shape), size, end in zip(layout.shapes, sizes, ends, strict=True)
     }
+
+
+class PartedTensors(Mapping[str, F32]):
+    """Tensors of psi by name out of the values of its parts, [part_values] each. A tensor within one part is a view,
+    another one is put together whenever it is asked for: so never more than one of them is copied."""
+
+    def __init__(self, layout: PsiLayout, parts: Sequence[F32]) -> None:
+        self._layout = layout
+        self._parts = parts
+        sizes = [math.prod(shape) for _, shape in layout.shapes]
+        ends = itertools.accumulate(sizes)
+        self._places = {
+            name: (end - size, end, shape) for (name, shape), size, end in zip(layout.shapes, sizes, ends, strict=True)
+        }
+
+    def __getitem__(self, name: str) -> F32:
+        start, stop, shape = self._places[name]
+        bounds = self._layout.bounds
+        first, last = bisect.bisect_right(bounds, start) - 1, bisect.bisect_left(bounds, stop) - 1
+        pieces = [
+            self._parts[part][max(start - bounds[part], 0) : stop - bounds[part]] for part in range(first, last + 1)
+        ]
+        return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).reshape(shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def first_state(layout: PsiLayout, psi: F32) -> PartState:

@@ -16,7 +16,7 @@ from spes_p2p.ids import PeerId
 from spes_p2p.training.aggregate import Contribution, part_result
 from spes_p2p.training.arrays import F32, Bytes, TensorLoader
 from spes_p2p.training.codecs import encode_expert_blob, encode_psi_piece, psi_piece_values
-from spes_p2p.training.layout import flatten, part_from_bytes, part_to_bytes, psi_layout
+from spes_p2p.training.layout import part_from_bytes, part_to_bytes, psi_layout
 from spes_p2p.training.norms import expert_squared_norm, squared_norm
 
 
@@ -47,20 +47,20 @@ def zero_residual(config: RunConfig) -> F32:
     return np.zeros(psi_layout(config).num_values, dtype=np.float32)
 
 
-def encode_psi_update(config: RunConfig, delta: Mapping[str, F32], residual: F32) -> Iterator[tuple[EncodedPiece, F32]]:
+def encode_psi_update(config: RunConfig, delta: F32, residual: F32) -> Iterator[tuple[EncodedPiece, F32]]:
     """Pieces of psi's delta, one part at a time, ascending, each with its part of the new residual.
 
-    delta: trained - start, by name. residual: flat fp32 [values of psi], what earlier updates left over. The new
+    delta: trained - start, flat fp32 [values of psi]. residual: likewise, what earlier updates left over. The new
     residual is the concatenation of what comes with the pieces. Raises NotFiniteError, and SchemaError if a shape does
     not fit.
     """
     layout = psi_layout(config)
-    flat = flatten(layout, delta)
-    if residual.shape != flat.shape:
-        raise SchemaError(f"residual of psi: {residual.shape} instead of {flat.shape}")
+    size = (layout.num_values,)
+    if delta.shape != size or residual.shape != size:
+        raise SchemaError(f"delta and residual of psi: {delta.shape} and {residual.shape} instead of {size}")
     for part in range(layout.num_parts):
         where = layout.part_slice(part)
-        data, left_over = encode_psi_piece(config.codecs.psi, flat[where], residual[where])
+        data, left_over = encode_psi_piece(config.codecs.psi, delta[where], residual[where])
         norm = squared_norm(psi_piece_values(config, part, data))
         yield EncodedPiece(index=part, data=data, squared_norm=norm), left_over
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from spes_p2p.ids import Digest
 from spes_p2p.ports import BlobStore
-from spes_p2p.training.arrays import F32, TensorLoader, Tensors
-from spes_p2p.training.codecs import decode_expert_blob
-from spes_p2p.training.layout import flatten, psi_layout
+from spes_p2p.training.arrays import TensorLoader, Tensors
+from spes_p2p.training.codecs import expert_values, open_expert_blob
+from spes_p2p.training.layout import psi_layout
 from spes_p2p.training.own_work import PendingUpdate
 from spes_p2p.training.pieces import encode_expert_update, encode_psi_update
 from spes_p2p.training.trainer import Trainer
@@ -44,12 +44,12 @@ def publish(trainer: Trainer, store: BlobStore, base: TensorLoader) -> StoredUpd
     """
     config, residual = trainer.config, trainer.work.residual
     layout = psi_layout(config)
-    delta = trainer.delta_psi()
+    delta = trainer.flat_delta_psi()
     psi: list[StoredPiece] = []
-    left_over: list[F32] = []
+    left_over = np.empty_like(delta)
     for piece, rest in encode_psi_update(config, delta, residual):
         psi.append(_store(store, piece.index, piece.data, piece.squared_norm))
-        left_over.append(rest)
+        left_over[layout.part_slice(piece.index)] = rest
 
     experts: list[StoredPiece] = []
     remainders: dict[int, Tensors] = {}
@@ -57,11 +57,13 @@ def publish(trainer: Trainer, store: BlobStore, base: TensorLoader) -> StoredUpd
         trained = trainer.trained(shard)
         piece = encode_expert_update(config, shard, trained, base)
         experts.append(_store(store, shard, piece.data, piece.squared_norm))
-        public = decode_expert_blob(config, shard, piece.data)
-        remainders[shard] = {name: np.subtract(trained[name], public[name], dtype=np.float32) for name in trained}
+        for name, raw in open_expert_blob(config, shard, piece.data).items():
+            # the copy of the trained values becomes what rounding took from them
+            np.subtract(trained[name], expert_values(raw), out=trained[name])
+        remainders[shard] = trained
 
-    wanted = np.add(flatten(layout, delta), residual, dtype=np.float32)
-    trainer.published(PendingUpdate(wanted=wanted, left_over=np.concatenate(left_over), remainders=remainders))
+    wanted = np.add(delta, residual, out=delta)
+    trainer.published(PendingUpdate(wanted=wanted, left_over=left_over, remainders=remainders))
     return StoredUpdate(psi=tuple(psi), experts=tuple(experts))
 
 

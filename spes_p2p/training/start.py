@@ -7,7 +7,7 @@ carries a merge plan and the shard receives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,7 +22,7 @@ from spes_p2p.ports import BlobStore
 from spes_p2p.training.aggregate import owners_mean
 from spes_p2p.training.arrays import F32, Tensors
 from spes_p2p.training.codecs import expert_values, open_expert_blob
-from spes_p2p.training.layout import part_from_bytes, psi_layout, unflatten
+from spes_p2p.training.layout import PartedTensors, part_from_bytes, psi_layout, unflatten
 from spes_p2p.training.merge import merge_shard
 from spes_p2p.training.similarity import decode_lists
 
@@ -80,6 +80,12 @@ class StartReader:
         """The shared modules: writable fp32 tensors by name."""
         layout = psi_layout(self._config)
         return unflatten(layout, np.concatenate([self.part(part) for part in range(layout.num_parts)]))
+
+    def psi_where_it_lies(self) -> Mapping[str, F32]:
+        """The shared modules by name, each read from the parts' blobs when it is asked for. They are opened here and
+        now, so that they stay readable; blobs that are memory-mapped need no memory of the process."""
+        layout = psi_layout(self._config)
+        return PartedTensors(layout, [self.part(part) for part in range(layout.num_parts)])
 
     def row_tensor(self, name: str) -> F32:
         """Value of one expert tensor before the merge; a new array. Raises KeyError if `name` is not an expert's."""

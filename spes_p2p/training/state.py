@@ -4,19 +4,22 @@ Kept: the shared modules and masters as they are, moments, residual, updates und
 experts and the agreed start, which every round brings anew.
 
 Moments are kept as the optimizer holds them, so that 8-bit ones stay small and come back with the same bits. A trainer
-of the other format converts them. Nothing is copied on the way to the bytes that is in host memory already.
+of the other format converts them.
+
+A state is as large as all that the trainer owns, so it never exists as one block of memory: it is written tensor by
+tensor, and nothing is copied that is in host memory already. What only a later certificate asks for, residual and
+updates under way, is afterwards read where it was written (`rest_on`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import msgspec
+import numpy as np
 import numpy.typing as npt
-import safetensors
-import safetensors.numpy
 import torch
 from torch import Tensor
 
@@ -24,10 +27,12 @@ from spes_p2p.config import RunConfig
 from spes_p2p.digests import digest
 from spes_p2p.errors import LocalStateError, SchemaError
 from spes_p2p.model.shards import parse_expert_name, shard_of_expert
+from spes_p2p.model.transformer import to_torch
 from spes_p2p.training.arrays import F32, Bytes, Tensors
 from spes_p2p.training.data import Place
 from spes_p2p.training.moments import AnyMoments, HeldMoments, PackedMoments, PlainMoments
 from spes_p2p.training.own_work import PendingUpdate
+from spes_p2p.training.tensorfile import DtypeName, TensorSpec, header_of, open_tensors
 from spes_p2p.training.trainer import Trainer
 
 STATE_VERSION = 3
@@ -52,21 +57,43 @@ class StateNote(msgspec.Struct, frozen=True, kw_only=True):
     """Optimizer steps behind each weight's moments."""
 
 
-def save_state(trainer: Trainer) -> bytes:
-    """The trainer's own state as safetensors bytes."""
-    tensors: dict[str, npt.NDArray[Any]] = {
-        f"weight/{name}": _in_host_memory(weight) for name, weight in trainer.model.named_parameters()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateStream:
+    """A state as safetensors bytes, piece by piece; to be used before the trainer goes on."""
+
+    header: bytes
+    specs: tuple[TensorSpec, ...]
+    arrays: Callable[[], Iterator[npt.NDArray[Any]]]
+    """One for each spec, brought to host memory when it is its turn."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all pieces."""
+        return len(self.header) + sum(spec.size_bytes for spec in self.specs)
+
+    def pieces(self) -> Iterator[Bytes]:
+        """The bytes, in order."""
+        yield self.header
+        for array in self.arrays():
+            yield array.reshape(-1).view(np.uint8).data
+
+
+def stream_state(trainer: Trainer) -> StateStream:
+    """The trainer's own state."""
+    tensors: dict[str, Tensor | npt.NDArray[Any]] = {
+        f"weight/{name}": weight.detach() for name, weight in trainer.model.named_parameters()
     }
     held = trainer.optimizer.held_moments()
     for name, values in held.items():
-        for kind, tensor in values.moments.tensors().items():
-            tensors[f"{kind}/{name}"] = _in_host_memory(tensor)
+        tensors |= {f"{kind}/{name}": tensor for kind, tensor in values.moments.tensors().items()}
     tensors["residual"] = trainer.work.residual
     for number, update in trainer.work.pending.items():
         tensors[f"pending/{number}/wanted"] = update.wanted
         tensors[f"pending/{number}/left_over"] = update.left_over
         for remainder in update.remainders.values():
             tensors |= {f"pending/{number}/remainder/{name}": values for name, values in remainder.items()}
+    specs = [_spec(name, tensor) for name, tensor in tensors.items()]
+    specs.sort(key=lambda spec: (spec.dtype != "F32", spec.name))  # 4-byte values first: so they lie aligned
     note = StateNote(
         version=STATE_VERSION,
         run=_run_hash(trainer.config),
@@ -78,7 +105,22 @@ def save_state(trainer: Trainer) -> bytes:
         position=tuple((lane.pass_number, lane.place, lane.offset) for lane in trainer.stream.position),
         num_steps={name: values.num_steps for name, values in held.items()},
     )
-    return safetensors.numpy.save(tensors, metadata={_NOTE: msgspec.json.encode(note).decode()})
+    return StateStream(
+        header=header_of(specs, {_NOTE: msgspec.json.encode(note).decode()}),
+        specs=tuple(specs),
+        arrays=lambda: (_in_host_memory(tensors[spec.name]) for spec in specs),
+    )
+
+
+def save_state(trainer: Trainer) -> bytes:
+    """The same as one block."""
+    return b"".join(stream_state(trainer).pieces())
+
+
+def rest_on(trainer: Trainer, data: Bytes) -> None:
+    """Let the trainer read its residual and its updates under way in `data`, the bytes of its present state, from now
+    on. Memory-mapped from the checkpoint's file they need no memory of their own; `data` must stay as it is."""
+    _take_work(trainer, open_tensors(data)[0])
 
 
 def restore_state(trainer: Trainer, data: Bytes) -> None:
@@ -87,11 +129,10 @@ def restore_state(trainer: Trainer, data: Bytes) -> None:
     Raises LocalStateError if the bytes are damaged, of another run or of another version; the trainer is then to be
     thrown away.
     """
-    raw = bytes(data)
     try:
-        tensors = safetensors.numpy.load(raw)
-        note = _note_of(raw)
-    except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, ValueError) as error:
+        tensors, metadata = open_tensors(data)
+        note = msgspec.json.decode(metadata[_NOTE], type=StateNote)
+    except (SchemaError, msgspec.MsgspecError, KeyError) as error:
         raise LocalStateError(f"the trainer's checkpoint is damaged: {error}") from error
     if note.version != STATE_VERSION or note.run != _run_hash(trainer.config):
         raise LocalStateError("the trainer's checkpoint belongs to another run or version")
@@ -107,21 +148,25 @@ def _restore(trainer: Trainer, note: StateNote, tensors: Mapping[str, npt.NDArra
     trainer.optimizer.load_held(
         {name: HeldMoments(moments=_moments(name, tensors), num_steps=steps) for name, steps in note.num_steps.items()}
     )
+    _take_work(trainer, tensors)
+    trainer.stream.position = tuple(
+        Place(pass_number=pass_number, place=place, offset=offset) for pass_number, place, offset in note.position
+    )
+
+
+def _take_work(trainer: Trainer, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
     work = trainer.work
     if tensors["residual"].shape != work.residual.shape:
         raise SchemaError("residual of another size")
     work.residual = tensors["residual"]
     for number in sorted({int(name.split("/")[1]) for name in tensors if name.startswith("pending/")}):
         work.published(number, _pending(trainer.config, _below(f"pending/{number}/", tensors)))
-    trainer.stream.position = tuple(
-        Place(pass_number=pass_number, place=place, offset=offset) for pass_number, place, offset in note.position
-    )
 
 
 def _moments(name: str, tensors: Mapping[str, npt.NDArray[Any]]) -> AnyMoments:
     form = PackedMoments if f"mean_scales/{name}" in tensors else PlainMoments
     kinds = [field.name for field in fields(form)]
-    moments = form(**{kind: torch.from_numpy(tensors[f"{kind}/{name}"]) for kind in kinds})
+    moments = form(**{kind: to_torch(tensors[f"{kind}/{name}"]) for kind in kinds})
     for kind, tensor in moments.tensors().items():
         wanted = torch.int8 if form is PackedMoments and kind in ("mean", "square") else torch.float32
         if tensor.dtype != wanted:
@@ -129,9 +174,15 @@ def _moments(name: str, tensors: Mapping[str, npt.NDArray[Any]]) -> AnyMoments:
     return moments
 
 
-def _in_host_memory(tensor: Tensor) -> npt.NDArray[Any]:
-    """A view where the tensor is there already."""
-    return tensor.detach().cpu().contiguous().numpy()
+def _spec(name: str, tensor: Tensor | npt.NDArray[Any]) -> TensorSpec:
+    dtype: DtypeName = "I8" if tensor.dtype in (torch.int8, np.dtype(np.int8)) else "F32"
+    return TensorSpec(name, dtype, tuple(tensor.shape))
+
+
+def _in_host_memory(tensor: Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The values in a row; a view where they are there already."""
+    array: npt.NDArray[Any] = tensor.cpu().numpy() if isinstance(tensor, Tensor) else tensor
+    return np.ascontiguousarray(array)
 
 
 def _pending(config: RunConfig, tensors: Tensors) -> PendingUpdate:
@@ -146,13 +197,6 @@ def _pending(config: RunConfig, tensors: Tensors) -> PendingUpdate:
 
 def _below(prefix: str, tensors: Mapping[str, F32]) -> Tensors:
     return {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)}
-
-
-def _note_of(raw: bytes) -> StateNote:
-    header_bytes = int.from_bytes(raw[:8], "little")
-    header = msgspec.json.decode(raw[8 : 8 + header_bytes], type=dict[str, msgspec.Raw])
-    metadata = msgspec.json.decode(header["__metadata__"], type=dict[str, str])
-    return msgspec.json.decode(metadata[_NOTE], type=StateNote)
 
 
 def _run_hash(config: RunConfig) -> str:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -42,9 +43,9 @@ class TensorSpec(NamedTuple):
         return math.prod(self.shape) * RAW_DTYPES[self.dtype].itemsize
 
 
-def header_of(specs: Sequence[TensorSpec]) -> bytes:
+def header_of(specs: Sequence[TensorSpec], metadata: Mapping[str, str] | None = None) -> bytes:
     """The header, its length in front, of a file of these tensors."""
-    entries: dict[str, dict[str, object]] = {}
+    entries: dict[str, Mapping[str, object]] = {} if metadata is None else {"__metadata__": metadata}
     at = 0
     for spec in specs:
         end = at + spec.size_bytes
@@ -86,3 +87,35 @@ def decode_tensors(specs: Sequence[TensorSpec], data: Bytes) -> dict[str, npt.ND
         arrays[spec.name] = np.frombuffer(view[at:end], dtype=RAW_DTYPES[spec.dtype]).reshape(spec.shape)
         at = end
     return arrays
+
+
+def open_tensors(data: Bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
+    """Read-only views of all tensors in `data`, by name, and the metadata: for files whose form is not known before.
+    The data must lie without gaps. Raises SchemaError for anything else."""
+    view = memoryview(data).cast("B").toreadonly()
+    header_bytes = int.from_bytes(view[:8], "little")
+    try:
+        header = msgspec.json.decode(view[8 : 8 + header_bytes], type=dict[str, msgspec.Raw])
+        metadata = msgspec.json.decode(header.pop("__metadata__", b"{}"), type=dict[str, str])
+        unordered = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in header.items()}
+    except msgspec.MsgspecError as error:
+        raise SchemaError(f"not a file of tensors: {error}") from error
+    arrays = {}
+    at = 8 + header_bytes
+    for name, entry in sorted(unordered.items(), key=lambda item: item[1].data_offsets):
+        end = at + TensorSpec(name, entry.dtype, entry.shape).size_bytes
+        if tuple(place + 8 + header_bytes for place in entry.data_offsets) != (at, end) or end > len(view):
+            raise SchemaError(f"{name} does not lie where its size says")
+        arrays[name] = np.frombuffer(view[at:end], dtype=RAW_DTYPES[entry.dtype]).reshape(entry.shape)
+        at = end
+    if at != len(view):
+        raise SchemaError(f"{len(view)} bytes instead of {at}")
+    return arrays, metadata
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """A tensor in a header."""
+
+    dtype: DtypeName
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]

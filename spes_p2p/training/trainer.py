@@ -22,12 +22,14 @@ import numpy as np
 import torch
 
 from spes_p2p.config import FrozenFormat, MomentsFormat, RunConfig
+from spes_p2p.model.heap import give_all_holes_back
 from spes_p2p.model.shards import shard_experts, shard_tensor_names
 from spes_p2p.model.transformer import Transformer, to_numpy
-from spes_p2p.training.arrays import Tensors
+from spes_p2p.training.arrays import F32, Tensors
 from spes_p2p.training.data import TokenStream
 from spes_p2p.training.evaluate import Evaluation, evaluate
 from spes_p2p.training.gradients import add_gradients, autocast
+from spes_p2p.training.layout import psi_layout, unflatten
 from spes_p2p.training.losses import owned_count_scale
 from spes_p2p.training.optim import NamedAdamW
 from spes_p2p.training.out_of_memory import give_back, is_out_of_memory, memory_error
@@ -48,7 +50,8 @@ class RoundStart:
     base: bytes = b""
     """Hash of the certificate that made this start."""
     global_step: int
-    psi: Tensors
+    psi: Mapping[str, F32]
+    """Read tensor by tensor, now and again for the delta: it must stay as it is until the next start."""
     shards: Iterable[tuple[int, Tensors]]
     """(shard, its agreed start) of every shard of the run, in any order; read once, one at a time."""
     owned: Sequence[int]
@@ -123,7 +126,7 @@ class Trainer:
         self.plan = plan or whole_batch(config.training)
         self._notices: list[str] = []
         self._device = torch.device(device)
-        self._psi_start: Tensors = {}
+        self._psi_start: Mapping[str, F32] = {}
 
     # ------------------------------------------------------------------------------------------------ start of a round
 
@@ -154,10 +157,11 @@ class Trainer:
         if not again:
             self.work.settle(start.residual, start.accepted_update, start.kept_parts)
         self.model.load(start.psi)
-        self._psi_start = {name: values.copy() for name, values in start.psi.items()}
+        self._psi_start = start.psi
         self.round, self.global_step, self.local_step = start.round, start.global_step, 0
         self.base = start.base
         self.finite = True
+        give_all_holes_back()
 
     def adopt(self, owned: Sequence[int], round_number: int, base: bytes, global_step: int, finite: bool) -> None:
         """Take over the bookkeeping of a checkpoint, before its tensors are loaded; `load_start` must follow."""
@@ -198,6 +202,7 @@ class Trainer:
                 losses.append(report.loss)
             on_step(report)
         self.finite = self._weights_are_finite()
+        give_all_holes_back()  # what comes next, publishing, has blocks of other sizes
         return TrainResult(
             num_steps=len(losses),
             num_skipped=num_skipped,
@@ -278,8 +283,19 @@ class Trainer:
 
     def delta_psi(self) -> Tensors:
         """Trained minus start of the shared modules, fp32, by name."""
-        trained = {name: to_numpy(weight) for name, weight in self.model.psi().items()}
-        return {name: np.subtract(trained[name], start, dtype=np.float32) for name, start in self._psi_start.items()}
+        return {name: self._delta(name, weight) for name, weight in self.model.psi().items()}
+
+    def flat_delta_psi(self) -> F32:
+        """The same in psi's flat order (training/layout.py), made tensor by tensor: [values of psi]."""
+        layout = psi_layout(self.config)
+        flat = np.empty(layout.num_values, dtype=np.float32)
+        for name, values in unflatten(layout, flat).items():
+            self._delta(name, self.model.get_parameter(name), values)
+        return flat
+
+    def _delta(self, name: str, weight: torch.Tensor, out: F32 | None = None) -> F32:
+        trained: F32 = weight.detach().cpu().numpy()
+        return np.subtract(trained, self._psi_start[name], out=out, dtype=np.float32)
 
     def trained(self, shard: int) -> Tensors:
         """Values of an owned shard as they are now: fp32 copies, by name. Raises ValueError for a shard of others."""

@@ -152,7 +152,7 @@ class TrainingRounds:
         start = RoundStart(
             round=self.round,
             global_step=self.spec.global_step,
-            psi=reader.psi(),
+            psi=reader.psi_where_it_lies(),
             shards=reader.starts(),
             owned=self.owned_by(place),
             masters=masters,

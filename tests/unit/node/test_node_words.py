@@ -20,5 +20,13 @@ from spes_p2p.node.worker_messages import Ready
 def test_the_volunteer_hears_of_a_sample_and_of_documents_that_are_left_out(
     num_held_out: int, bounded: bool, more: str
 ) -> None:
-    ready = Ready(num_documents=6, num_bytes=12_345, num_held_out=num_held_out, bounded=bounded, resumed_round=None)
+    ready = Ready(
+        num_documents=6,
+        num_bytes=12_345,
+        num_held_out=num_held_out,
+        capacity=1,
+        memory="",
+        bounded=bounded,
+        resumed_round=None,
+    )
     assert text_found(ready) == f"6 documents, 12,345 bytes of text to train on{more}"

@@ -9,7 +9,7 @@ from spes_p2p.node.trainer_files import CheckpointFiles
 def saved(folder: Path, *states: bytes) -> CheckpointFiles:
     files = CheckpointFiles(folder)
     for state in states:
-        files.save(state)
+        assert files.save(len(state), [state[:1], state[1:]]) == state
     return files
 
 

@@ -124,6 +124,8 @@ async def test_a_round_in_the_process_gives_the_blobs_that_it_gives_in_memory(tm
     expected = publish(trainer, store, reader.row_tensor)
 
     assert (ready.num_documents, ready.num_held_out, ready.resumed_round) == (6, 2, None)
+    assert ready.capacity == CONFIG.num_shards
+    assert ready.memory.startswith("memory: room for 4 of 4 shards in micro-batches of 2 sequences; that needs 0.0 GB")
     assert (trained.num_steps, trained.tokens, trained.mean_loss) == (4, result.tokens, result.mean_loss)
     assert [piece.blob for piece in update.psi + update.experts] == [
         piece.blob for piece in expected.psi + expected.experts
@@ -138,9 +140,17 @@ async def test_a_model_beyond_the_memory_that_was_allowed_is_an_error_that_says_
     run = tiny_run(model=tiny_run().model.model_copy(update={"width": 256, "vocab_size": 512 * 1024}).model_dump())
     hello = make_hello(tmp_path, config=run.to_json(), memory_bytes=600 << 20)  # psi and gradients alone need 2 GB
     async with running(hello, Listener()) as worker:
-        with pytest.raises(MachineError, match=r"not enough memory for this model(.|\n)*--capacity"):
+        with pytest.raises(MachineError, match=r"not enough memory for 1 shard of this run(.|\n)*--memory"):
             await worker.start()
         assert worker.restarts == 0
+
+
+async def test_a_capacity_beyond_the_memory_is_refused_and_a_smaller_one_that_fits_is_named(tmp_path):
+    model = tiny_run().model.model_copy(update={"width": 512, "num_experts": 16, "expert_width": 4096})
+    hello = make_hello(tmp_path, config=tiny_run(model=model.model_dump()).to_json(), memory_bytes=2 << 30, capacity=16)
+    async with running(hello, Listener()) as worker:
+        with pytest.raises(MachineError, match=r"for 16 shards of this run(.|\n)*--capacity \d+ fits"):
+            await worker.start()
 
 
 async def test_stop_ends_training_early_and_what_was_trained_counts(tmp_path):

@@ -9,6 +9,7 @@ from spes_p2p.config import ModelConfig, OuterConfig, ProtocolConfig, RunConfig,
 from spes_p2p.errors import SchemaError
 from spes_p2p.model.shards import num_psi_values, psi_shapes
 from spes_p2p.training.layout import (
+    PartedTensors,
     PartState,
     first_state,
     flatten,
@@ -113,3 +114,19 @@ def test_other_names_dtypes_shapes_and_sizes_are_refused() -> None:
         part_from_bytes(layout, 0, bytes(layout.part_size_bytes(0) + 4))
     with pytest.raises(IndexError):
         layout.part_slice(3)
+
+
+@pytest.mark.parametrize("parts", [1, 3, 64])
+def test_tensors_are_read_from_the_parts_wherever_these_are_cut(parts: int) -> None:
+    layout, psi = psi_layout(config(parts)), numbered_psi()
+    flat = flatten(layout, psi)
+    parted = PartedTensors(layout, [flat[layout.part_slice(part)] for part in range(layout.num_parts)])
+    assert list(parted) == sorted(psi)
+    for name, values in psi.items():
+        np.testing.assert_array_equal(parted[name], values)
+
+
+def test_a_tensor_within_one_part_is_not_copied() -> None:
+    layout = psi_layout(config(1))
+    flat = flatten(layout, numbered_psi())
+    assert np.shares_memory(PartedTensors(layout, [flat])["embed.weight"], flat)

@@ -24,7 +24,7 @@ LAYOUT = psi_layout(CONFIG)
 
 
 def test_an_update_has_a_piece_for_each_part_that_any_acker_accepts() -> None:
-    delta = initial_psi(MODEL, 1)
+    delta = flatten(LAYOUT, initial_psi(MODEL, 1))
     pieces = list(encode_psi_update(CONFIG, delta, zero_residual(CONFIG)))
     assert [piece.index for piece, _ in pieces] == [0, 1, 2]
     for piece, _ in pieces:
@@ -32,17 +32,17 @@ def test_an_update_has_a_piece_for_each_part_that_any_acker_accepts() -> None:
 
 
 def test_decoded_values_and_new_residual_make_up_the_delta_and_the_old_residual() -> None:
-    delta = initial_psi(MODEL, 1)
+    delta = flatten(LAYOUT, initial_psi(MODEL, 1))
     residual = np.random.default_rng(0).standard_normal(LAYOUT.num_values).astype(np.float32) * np.float32(1e-3)
     pieces = list(encode_psi_update(CONFIG, delta, residual))
     decoded = np.concatenate([psi_piece_values(CONFIG, piece.index, piece.data) for piece, _ in pieces])
     left_over = np.concatenate([part for _, part in pieces])
-    np.testing.assert_allclose(decoded + left_over, flatten(LAYOUT, delta).astype(np.float64) + residual, atol=1e-9)
+    np.testing.assert_allclose(decoded + left_over, delta.astype(np.float64) + residual, atol=1e-9)
 
 
 def test_a_residual_of_another_length_is_refused() -> None:
     with pytest.raises(SchemaError):
-        list(encode_psi_update(CONFIG, initial_psi(MODEL, 1), zero_residual(CONFIG)[1:]))
+        list(encode_psi_update(CONFIG, zero_residual(CONFIG), zero_residual(CONFIG)[1:]))
 
 
 def test_an_expert_update_is_one_that_any_acker_accepts() -> None:
@@ -60,10 +60,10 @@ def pieces_of(config: RunConfig, seeds: tuple[int, int]) -> tuple[list[PieceOfCu
     """Pieces of two updates for part 1, the second of twice the weight, and the mean of their deltas."""
     pieces, deltas = [], []
     for number, seed in enumerate(seeds):
-        delta = initial_psi(MODEL, seed)
+        delta = flatten(LAYOUT, initial_psi(MODEL, seed))
         encoded = [piece for piece, _ in encode_psi_update(config, delta, zero_residual(config))]
         pieces.append(PieceOfCut(peer=PeerId(bytes([number])), data=encoded[1].data, weight=number + 1))
-        deltas.append(flatten(LAYOUT, delta)[WHERE].astype(np.float64))
+        deltas.append(delta[WHERE].astype(np.float64))
     return pieces, (deltas[0] + 2 * deltas[1]) / 3
 
 

@@ -11,7 +11,7 @@ from spes_p2p.config import ModelConfig, ProtocolConfig, RunConfig
 from spes_p2p.digests import digest
 from spes_p2p.testing.blobs import MemoryBlobs
 from spes_p2p.training.genesis import genesis_start, make_genesis
-from spes_p2p.training.layout import psi_layout, unflatten
+from spes_p2p.training.layout import psi_layout
 from spes_p2p.training.pieces import PieceOfCut, aggregate_part, encode_psi_update, zero_residual
 from spes_p2p.training.selftest import self_test
 from spes_p2p.training.similarity import encode_lists, merge_lists
@@ -30,7 +30,7 @@ layout = psi_layout(config)
 pieces = {}
 for peer in range(3):
     values = np.random.default_rng(peer).standard_normal(layout.num_values).astype(np.float32)
-    for piece, _ in encode_psi_update(config, unflatten(layout, values), zero_residual(config)):
+    for piece, _ in encode_psi_update(config, values, zero_residual(config)):
         pieces.setdefault(piece.index, []).append(PieceOfCut(peer=bytes([peer]), data=piece.data, weight=peer + 1.0))
 parts = [aggregate_part(config, part, store.read(spec.parts[part]), pieces[part]) for part in range(layout.num_parts)]
 experts = [tensor.tobytes() for _, tensors in merged.starts() for tensor in tensors.values()]

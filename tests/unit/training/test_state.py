@@ -17,7 +17,7 @@ from spes_p2p.testing.training import (
 )
 from spes_p2p.training.data import TokenStream
 from spes_p2p.training.publish import publish
-from spes_p2p.training.state import restore_state, save_state
+from spes_p2p.training.state import rest_on, restore_state, save_state, stream_state
 from spes_p2p.training.tokenizer import ByteTokenizer
 from spes_p2p.training.trainer import RoundStart, Trainer
 
@@ -71,6 +71,24 @@ def test_a_trainer_restored_within_a_round_does_not_apply_the_rules_again():
 def test_saving_twice_gives_the_same_bytes():
     trainer = trained()
     assert save_state(trainer) == save_state(trainer)
+
+
+def test_a_stream_of_a_state_has_the_size_it_says():
+    stream = stream_state(trained())
+    assert stream.size_bytes == sum(len(piece) for piece in stream.pieces())
+
+
+def test_a_trainer_that_rests_on_its_state_goes_on_with_the_same_bits_and_holds_no_work_of_its_own():
+    first, second = trained(), trained()
+    data = save_state(second)
+    rest_on(second, data)
+    update = second.work.pending[1]
+    arrays = (second.work.residual, update.wanted, update.left_over, *update.remainders[2].values())
+    assert not any(array.flags.owndata or array.flags.writeable for array in arrays)
+    for trainer in (first, second):
+        trainer.load_start(second_round())
+        trainer.train(2)
+    assert save_state(first) == save_state(second)
 
 
 def wide_trainer(moments) -> Trainer:

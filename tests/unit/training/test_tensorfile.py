@@ -7,7 +7,14 @@ import pytest
 import safetensors.numpy
 
 from spes_p2p.errors import SchemaError
-from spes_p2p.training.tensorfile import TensorSpec, decode_tensors, encode_tensors, file_size_bytes, header_of
+from spes_p2p.training.tensorfile import (
+    TensorSpec,
+    decode_tensors,
+    encode_tensors,
+    file_size_bytes,
+    header_of,
+    open_tensors,
+)
 
 SPECS = (TensorSpec("b", "F32", (2, 3)), TensorSpec("a", "I8", (5,)))
 ARRAYS = (np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(-2, 3, dtype=np.int8))
@@ -78,3 +85,24 @@ def test_a_header_with_spaces_is_another_form() -> None:
 def test_an_array_that_does_not_fit_is_not_encoded(wrong: np.ndarray) -> None:
     with pytest.raises(SchemaError, match="b: "):
         encode_tensors(SPECS, (wrong, ARRAYS[1]))
+
+
+def test_a_file_of_any_form_is_opened_with_its_metadata_and_without_a_copy() -> None:
+    data = safetensors.numpy.save({"b": ARRAYS[0], "a": ARRAYS[1]}, metadata={"note": "x"})
+    tensors, metadata = open_tensors(data)
+    assert metadata == {"note": "x"}
+    np.testing.assert_array_equal(tensors["b"], ARRAYS[0])
+    np.testing.assert_array_equal(tensors["a"], ARRAYS[1])
+    assert np.shares_memory(tensors["b"], np.frombuffer(data, np.uint8))
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"x", lambda data: data[:20]])
+def test_a_file_of_another_length_than_its_header_says_is_not_opened(change) -> None:
+    with pytest.raises(SchemaError):
+        open_tensors(change(encode_tensors(SPECS, ARRAYS)))
+
+
+def test_tensors_that_overlap_are_not_opened() -> None:
+    data = encode_tensors(SPECS, ARRAYS).replace(b"[24,29]", b"[23,28]")
+    with pytest.raises(SchemaError, match="a does not lie"):
+        open_tensors(data)

@@ -1,0 +1,50 @@
+"""How much memory this process may still take for training: asked of the system, once, before the model is made."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import psutil
+import torch
+
+from spes_p2p.training.fit import Room
+
+FREE_SHARE = 0.9
+"""Of what is free now: other programs want something later."""
+ADDRESSES_PER_BYTE = 1.25
+"""Linux's limit counts a process's addresses, holes whose pages were given back among them (docs/LOG.md)."""
+
+
+def room_for_training(device: torch.device, memory_bytes: int | None) -> Room:
+    """Of the GPU's free memory or of main memory, at most what `--memory` allows, which `limit_memory` enforces."""
+    free_host = int(psutil.virtual_memory().available * FREE_SHARE)
+    if device.type == "cuda":
+        free = int(torch.cuda.mem_get_info(device)[0] * FREE_SHARE)
+        if memory_bytes is not None and memory_bytes <= free:
+            return Room(device_bytes=memory_bytes, host_bytes=free_host, of=_allowed(memory_bytes))
+        return Room(device_bytes=free, host_bytes=free_host, of=f"of the {_gb(free)} that are free on the GPU")
+    if memory_bytes is not None:
+        allowed = int((memory_bytes - _data_bytes()) / ADDRESSES_PER_BYTE)
+        if allowed <= free_host:
+            return Room(
+                device_bytes=max(0, allowed),
+                of=f"of the {_gb(max(0, allowed))} that the trainer process has left of {_gb(memory_bytes)} (--memory)",
+            )
+    return Room(device_bytes=free_host, of=f"of the {_gb(free_host)} of main memory that are free")
+
+
+def _data_bytes() -> int:
+    """What Linux counts against the limit on a process's data; elsewhere what it occupies."""
+    if sys.platform != "linux":
+        return psutil.Process().memory_info().rss
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmData:")) * 1024
+
+
+def _allowed(memory_bytes: int) -> str:
+    return f"of the {_gb(memory_bytes)} of --memory"
+
+
+def _gb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.1f} GB"
