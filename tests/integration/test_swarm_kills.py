@@ -1,16 +1,14 @@
-"""SIGKILLs in numbers, and at the worst moments. `spes_p2p.testing.kills` is the scenario of the first test."""
+"""SIGKILLs at the worst moments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from spes_p2p.node.files import BLOBS_FOLDER, IDENTITY_FILE, LEDGER_FILE, MANIFEST_FILE
 from spes_p2p.storage.ledger import Ledger
-from spes_p2p.testing.kills import Scale, lines, lost_finals, run_kills
+from spes_p2p.testing.kills import lost_finals
 from spes_p2p.testing.live import LiveSwarm, live_swarm, quick_config
 
 pytestmark = [pytest.mark.live_long, pytest.mark.timeout(1800)]
@@ -19,18 +17,6 @@ FOUNDERS = ["ada", "ben", "cleo", "dan"]
 STAGE_S = 60.0
 REJOIN_S = 120.0
 POLL_S = 0.01
-
-
-def test_twenty_random_kills_lose_nothing_fork_nothing_and_stop_no_learning(tmp_path: Path) -> None:
-    figures = run_kills(tmp_path, Scale())
-    print("", *lines(figures), sep="\n")
-    assert figures.rounds_final >= 20
-    assert figures.lost == 0
-    assert figures.contradicting == 0
-    assert figures.accused == 0
-    assert len(figures.rejoin_s) >= 15  # of a victim that was killed again while it started, only the last start counts
-    assert figures.rejoin_s_p95 < 60
-    assert all(after < before for before, after in pairwise(figures.held_out))
 
 
 @pytest.fixture(scope="module")
