@@ -269,6 +269,15 @@ class RunConfig(Frozen):
             raise ValueError(f"{self.num_shards} shards; {MAX_SHARDS} are the most: raise experts_per_shard")
         return self
 
+    def merge_alpha(self, step_before: int, step: int) -> float:
+        """alpha_t of the merge after a round between these global steps: alpha * (1 - t / T_w) if it crossed a multiple
+        of T_i while t < T_w, else 0. A single expert has nobody to merge with."""
+        merge = self.training.merge
+        crossed = step // merge.interval_steps > step_before // merge.interval_steps
+        if not crossed or step >= merge.warmup_steps or self.model.num_experts < 2:
+            return 0.0
+        return merge.alpha * (1.0 - step / merge.warmup_steps)
+
     @property
     def num_shards(self) -> int:
         """S = M / n."""

@@ -117,7 +117,7 @@ def advance(terms: Terms, cut: Digest, items: tuple[Item, ...], verifier: Verifi
         receipts_root=digest_of_list(
             "spes receipts", [item.entry.receipt for item in items if item.entry.kind is ItemKind.UPDATE]
         ),
-        merge_alpha=merge_alpha(terms, global_step),
+        merge_alpha=terms.config.merge_alpha(terms.head.global_step, global_step),
         inner_steps=terms.config.training.inner_steps_at(global_step),
         global_step=global_step,
         data_cursor=terms.head.data_cursor + len(terms.members) * steps * batch_tokens,
@@ -172,15 +172,6 @@ def make_body(terms: Terms, transition: Transition, parts: tuple[Digest | None, 
 def merge_root(merge_lists: bytes) -> Digest:
     """Root of the merge lists."""
     return digest("spes merge lists", merge_lists)
-
-
-def merge_alpha(terms: Terms, global_step: int) -> float:
-    """alpha_t if the round crosses a multiple of T_i while t < T_w, else 0.0 (docs: merge warm-up)."""
-    merge = terms.config.training.merge
-    crossed = global_step // merge.interval_steps > terms.head.global_step // merge.interval_steps
-    if not crossed or global_step >= merge.warmup_steps or terms.config.model.num_experts < 2:
-        return 0.0
-    return merge.alpha * (1.0 - global_step / merge.warmup_steps)
 
 
 def _accept(items: tuple[Item, ...]) -> tuple[dict[PeerId, int], dict[int, RefusalReason]]:

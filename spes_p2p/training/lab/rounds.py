@@ -52,14 +52,6 @@ class CutUpdate:
     """The round it was trained in; an earlier one than the cut's is late."""
 
 
-def merge_alpha(config: RunConfig, step_before: int, step: int) -> float:
-    """alpha_0 * (1 - t / T_w) if the steps crossed a multiple of T_i while t < T_w, else 0."""
-    merge = config.training.merge
-    if step // merge.interval_steps == step_before // merge.interval_steps or step >= merge.warmup_steps:
-        return 0.0
-    return merge.alpha * (1.0 - step / merge.warmup_steps)
-
-
 class TrainingRounds:
     """Several trainers over one blob store, and the state that their certificates would name."""
 
@@ -103,7 +95,7 @@ class TrainingRounds:
             receivers=(),
         )
         self.spec = rows
-        if alpha := merge_alpha(self.config, before.global_step, step):
+        if alpha := self.config.merge_alpha(before.global_step, step):
             lists = merge_lists(self.config, StartReader(self.config, self.store, rows).row_tensor)
             self.spec = msgspec.structs.replace(
                 rows,

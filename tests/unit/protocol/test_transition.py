@@ -8,7 +8,7 @@ from spes_p2p.protocol.codec import bits, pack_float, sign, statement_hash, unpa
 from spes_p2p.protocol.head import Head, Terms
 from spes_p2p.protocol.messages import Manifest
 from spes_p2p.protocol.state import shard_row_hash
-from spes_p2p.protocol.transition import merge_alpha, weight_tokens
+from spes_p2p.protocol.transition import weight_tokens
 from spes_p2p.protocol.wire import NO_DIGEST, PieceKind, RefusalReason
 from spes_p2p.testing.protocol_cases import (
     QUICK,
@@ -203,7 +203,7 @@ def merging(steps: int, interval: int, warmup: int, alpha: float = 0.1) -> RunCo
 def test_a_merge_happens_when_the_step_crosses_a_multiple_during_the_warm_up() -> None:
     head, alphas = owned_head(PEERS, merging(10, 25, 60)), []
     for _ in range(7):
-        alphas.append(round(merge_alpha(Terms(head), head.global_step + 10), 6))
+        alphas.append(round(head.run.config.merge_alpha(head.global_step, head.global_step + 10), 6))
         head = follow(head, trained_items(head, PEERS))
     assert alphas == [0.0, 0.0, 0.05, 0.0, round(0.1 / 6, 6), 0.0, 0.0]
 
