@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spes_p2p.model.experts import Expert, OwnedExpert
-from spes_p2p.model.slots import BankCall
+from spes_p2p.model.slots import BankCall, Way
 
 STACK_BYTES = 256 << 20
 """Most memory for decoded weights, but at least one expert's matrix."""
@@ -44,24 +44,6 @@ def takes(x: Tensor, dtype: torch.dtype, width: int, expert_width: int) -> bool:
 @functools.cache
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
-
-
-def grouped_experts(call: BankCall, x_TD: Tensor, weights_TK: Tensor) -> Tensor:
-    """[T, D] -> [T, D], in the type of `x`, with gradients for `x`, the routing weights and the owned experts."""
-    y_TD: Tensor = _GroupedExperts.apply(call, x_TD, weights_TK, *call.owned_weights())  # type: ignore[no-untyped-call]  # untyped in torch
-    return y_TD
-
-
-class _GroupedExperts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, call: BankCall, x_TD: Tensor, weights_TK: Tensor, *owned: Tensor) -> Tensor:
-        with torch.autocast(x_TD.device.type, enabled=False):
-            return _forward(ctx, call, x_TD, weights_TK, owned)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, ctx.call, grads[0].to(ctx.call.dtype).contiguous())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +138,7 @@ def _backward(ctx: Any, call: BankCall, grad_TD: Tensor) -> tuple[Tensor | None,
     grad_x_TD = grad_x_SD[slots.places_TK()].sum(dim=1, dtype=ctx.x_dtype)
     grad_weights_TK = torch.empty_like(weights_TK)
     grad_weights_TK.view(-1)[slots.order] = grad_weights_S.to(weights_TK.dtype)
-    return None, grad_x_TD, grad_weights_TK, *call.gradients(found)
+    return grad_x_TD, grad_weights_TK, *call.gradients(found)
 
 
 def _owned_runs(group: _Group) -> Iterator[_Group]:
@@ -164,3 +146,6 @@ def _owned_runs(group: _Group) -> Iterator[_Group]:
     for is_owned, run in groupby(group.members, key=lambda member: isinstance(member[1], OwnedExpert)):
         if is_owned:
             yield _group(list(run), group.ends_G.device)
+
+
+grouped_experts = Way(forward=_forward, backward=_backward)

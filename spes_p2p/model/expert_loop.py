@@ -21,25 +21,7 @@ import torch
 from torch import Tensor
 
 from spes_p2p.model.experts import OwnedExpert
-from spes_p2p.model.slots import BankCall
-
-
-def looped_experts(call: BankCall, x_TD: Tensor, weights_TK: Tensor) -> Tensor:
-    """[T, D] -> [T, D], in the type of `x`, with gradients for `x`, the routing weights and the owned experts."""
-    y_TD: Tensor = _LoopedExperts.apply(call, x_TD, weights_TK, *call.owned_weights())  # type: ignore[no-untyped-call]  # untyped in torch
-    return y_TD
-
-
-class _LoopedExperts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, call: BankCall, x_TD: Tensor, weights_TK: Tensor, *owned: Tensor) -> Tensor:
-        with torch.autocast(x_TD.device.type, enabled=False):
-            return _forward(ctx, call, x_TD, weights_TK, owned)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, ctx.call, grads[0].to(ctx.call.dtype).contiguous())
+from spes_p2p.model.slots import BankCall, Way
 
 
 def _forward(ctx: Any, call: BankCall, x_TD: Tensor, weights_TK: Tensor, owned: tuple[Tensor, ...]) -> Tensor:
@@ -102,10 +84,13 @@ def _backward(ctx: Any, call: BankCall, grad_TD: Tensor) -> tuple[Tensor | None,
             found[index, "up"] = grad_up_NF.T @ x_ND
     grad_weights_TK = torch.empty_like(weights_TK)
     grad_weights_TK.view(-1)[slots.order] = grad_weights_S.to(weights_TK.dtype)
-    return None, grad_x_TD, grad_weights_TK, *call.gradients(found)
+    return grad_x_TD, grad_weights_TK, *call.gradients(found)
 
 
 def _widths(call: BankCall) -> tuple[int, int]:
     """(D, F)."""
     rows, columns = call.experts[0].shape("down")
     return rows, columns
+
+
+looped_experts = Way(forward=_forward, backward=_backward)

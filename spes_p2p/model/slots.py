@@ -5,8 +5,9 @@ T tokens, K experts per token, S = T * K slots, N slots of one expert, D width, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,3 +92,31 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     """The type that autocast asks for, else that of `x`."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way to compute a layer's experts: its two passes. `forward` keeps in `ctx` what `backward` needs, the call
+    among it, if a backward pass will follow; `backward` gives the gradients of x, the routing weights and
+    `owned_weights`."""
+
+    forward: Callable[[Any, BankCall, Tensor, Tensor, tuple[Tensor, ...]], Tensor]
+    backward: Callable[[Any, BankCall, Tensor], tuple[Tensor | None, ...]]
+
+    def __call__(self, call: BankCall, x_TD: Tensor, weights_TK: Tensor) -> Tensor:
+        """[T, D] -> [T, D], in the type of `x`, with gradients for `x`, the routing weights and the owned experts."""
+        y_TD: Tensor = _Experts.apply(self, call, x_TD, weights_TK, *call.owned_weights())  # type: ignore[no-untyped-call]  # untyped in torch
+        return y_TD
+
+
+class _Experts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, way: Way, call: BankCall, x_TD: Tensor, weights_TK: Tensor, *owned: Tensor) -> Tensor:
+        ctx.way = way
+        with torch.autocast(x_TD.device.type, enabled=False):
+            return way.forward(ctx, call, x_TD, weights_TK, owned)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *ctx.way.backward(ctx, ctx.call, grads[0].to(ctx.call.dtype).contiguous())

@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from importlib import util
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,8 @@ CUDA_ITSELF_BYTES = 0.5e9
 
 
 @pytest.fixture(scope="module")
-def memory():
-    spec = util.spec_from_file_location("memory_benchmark", FILE)
-    module = util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def memory(benchmark_of):
+    return benchmark_of("memory")
 
 
 def test_the_shapes_are_as_large_as_their_names_say(memory):

@@ -1,7 +1,6 @@
 import json
 import subprocess
 import sys
-from importlib import util
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,8 @@ FILE = Path(__file__).parents[3] / "benchmarks" / "trainer.py"
 
 
 @pytest.fixture(scope="module")
-def trainer():
-    spec = util.spec_from_file_location("trainer_benchmark", FILE)
-    module = util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def trainer(benchmark_of):
+    return benchmark_of("trainer")
 
 
 def test_the_bound_counts_the_products_of_a_step(trainer):
