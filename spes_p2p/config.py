@@ -303,6 +303,8 @@ class NodeConfig(Frozen):
     """Identity, blobs, journal and ledger of this node."""
     device: str = "cpu"
     """`cpu`, `cuda:0`, ..."""
+    more_devices: tuple[str, ...] = ()
+    """Further devices of the same kind that the model is spread over (docs/several-gpus.md)."""
     data: tuple[Path, ...] = ()
     """Training text; empty: the installed Python's own sources and documentation."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)

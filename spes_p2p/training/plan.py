@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from spes_p2p.config import TrainingConfig
@@ -16,11 +15,6 @@ class StepPlan:
     """Most sequences of a micro-batch."""
     checkpoint: bool = False
     """Layers keep their inputs alone and are computed again in the backward pass."""
-
-    def micro_batches(self, num_sequences: int) -> Iterator[slice]:
-        """The sequences of each micro-batch, in order."""
-        for first in range(0, num_sequences, self.micro_sequences):
-            yield slice(first, min(first + self.micro_sequences, num_sequences))
 
     def __str__(self) -> str:
         plural = "s" if self.micro_sequences > 1 else ""

@@ -55,9 +55,9 @@ class StateNote(msgspec.Struct, frozen=True, kw_only=True):
 def save_state(trainer: Trainer) -> bytes:
     """The trainer's own state as safetensors bytes."""
     tensors: dict[str, npt.NDArray[Any]] = {
-        f"weight/{name}": _in_host_memory(weight) for name, weight in trainer.model.named_parameters()
+        f"weight/{name}": _in_host_memory(weight) for name, weight in trainer.engine.held_weights().items()
     }
-    held = trainer.optimizer.held_moments()
+    held = trainer.engine.held_moments()
     for name, values in held.items():
         for kind, tensor in values.moments.tensors().items():
             tensors[f"{kind}/{name}"] = _in_host_memory(tensor)
@@ -104,8 +104,8 @@ def restore_state(trainer: Trainer, data: Bytes) -> None:
 
 def _restore(trainer: Trainer, note: StateNote, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
     trainer.adopt(note.owned, note.round, bytes.fromhex(note.base), note.global_step, note.finite)
-    trainer.model.load(_below("weight/", tensors))
-    trainer.optimizer.load_held(
+    trainer.engine.load(_below("weight/", tensors))
+    trainer.engine.load_held(
         {name: HeldMoments(moments=_moments(name, tensors), num_steps=steps) for name, steps in note.num_steps.items()}
     )
     work = trainer.work
