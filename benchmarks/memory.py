@@ -28,7 +28,7 @@ from spes_p2p.config import FrozenFormat, ModelConfig, MomentsFormat, NodeConfig
 from spes_p2p.model.shards import num_psi_values, num_shard_values
 from spes_p2p.training.kept import layer_bytes
 from spes_p2p.training.memory import HOLES, MemoryNeed, memory_need
-from spes_p2p.training.plan import StepPlan
+from spes_p2p.training.plan import StepPlan, whole_batch
 
 TOLERANCE = 0.10
 
@@ -48,6 +48,8 @@ class Row:
     micro_sequences: int = 0
     """0: the whole batch."""
     checkpoint: bool = False
+    num_ranks: int = 1
+    """Processes that share the model, on this machine's CPU. Measured is the first one."""
 
     @property
     def run(self) -> RunConfig:
@@ -58,12 +60,17 @@ class Row:
     @property
     def plan(self) -> StepPlan:
         """How a step is cut."""
-        micro_sequences = self.micro_sequences or self.batch_sequences
-        return StepPlan(micro_sequences=micro_sequences, checkpoint=self.checkpoint)
+        whole = whole_batch(self.run.training, self.num_ranks)
+        return StepPlan(micro_sequences=self.micro_sequences or whole.micro_sequences, checkpoint=self.checkpoint)
 
     def need(self) -> MemoryNeed:
         """The prediction."""
-        node = NodeConfig(data_dir=Path(), frozen_format=self.frozen_format, moments=self.moments)
+        node = NodeConfig(
+            data_dir=Path(),
+            more_devices=("cpu",) * (self.num_ranks - 1),
+            frozen_format=self.frozen_format,
+            moments=self.moments,
+        )
         return memory_need(self.run, node, self.owned, self.plan)
 
 
@@ -106,6 +113,14 @@ ROWS = [
         name="long-int4", sequence_length=2048, batch_sequences=2, owned=1, frozen_format="int4", micro_sequences=1,
         model=_model(
             vocab_size=8192, width=384, num_layers=6, num_heads=6, num_experts=16, top_k=4, expert_width=512
+        ),
+    ),
+    Row(name="two-ranks-int8", model=MIDDLE, sequence_length=512, batch_sequences=4, owned=4, num_ranks=2),
+    Row(
+        name="two-ranks-vocabulary-halves", sequence_length=256, batch_sequences=8, owned=2, micro_sequences=2,
+        num_ranks=2, moments="int8",
+        model=_model(
+            vocab_size=32_768, width=512, num_layers=4, num_heads=8, num_experts=8, top_k=2, expert_width=1024
         ),
     ),
 ]  # fmt: skip
@@ -159,8 +174,10 @@ def measure(row: Row, folder: Path) -> int:
     from spes_p2p.digests import digest
     from spes_p2p.node.trainer_files import CheckpointFiles
     from spes_p2p.storage.blobs import DiskBlobs
+    from spes_p2p.testing.ranks import SPREAD_RUN, CpuTeam, trainer_on
     from spes_p2p.testing.training import genesis_round, tiny_run, tiny_trainer
     from spes_p2p.training.data import TokenStream
+    from spes_p2p.training.engine import Engine
     from spes_p2p.training.publish import publish
     from spes_p2p.training.start import StartReader, StartSpec
     from spes_p2p.training.state import rest_on, stream_state
@@ -179,14 +196,18 @@ def measure(row: Row, folder: Path) -> int:
         state = stream_state(trainer)
         rest_on(trainer, files.save(state.size_bytes, state.pieces()))
 
+    team = None
+    if row.num_ranks > 1:
+        team = CpuTeam(folder, row.num_ranks)
+        trainer_on(team.engine()).load_start(genesis_round(SPREAD_RUN))
+
+    def engine() -> Engine:
+        formats = {"frozen_format": row.frozen_format, "moments": row.moments}
+        return Engine(row.run, **formats) if team is None else team.engine(row.run, **formats)
+
     with Sampler() as sampler:
-        trainer = Trainer(
-            row.run,
-            TokenStream([bytes(text)], ByteTokenizer(), digest("memory")),
-            frozen_format=row.frozen_format,
-            moments=row.moments,
-            plan=row.plan,
-        )
+        stream = TokenStream([bytes(text)], ByteTokenizer(), digest("memory"))
+        trainer = Trainer(row.run, stream, plan=row.plan, engine=engine())
         reader = StartReader(row.run, store, spec)
         trainer.load_start(
             RoundStart(
@@ -201,6 +222,8 @@ def measure(row: Row, folder: Path) -> int:
         trainer.train(2)
         publish(trainer, store, reader.row_tensor)
         save()
+    if team is not None:
+        team.close()
     return sampler.peak_bytes - sampler.began_bytes
 
 

@@ -1,4 +1,4 @@
-"""Which device `--gpu` means on this machine."""
+"""Which devices `--gpu` means on this machine."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from spes_p2p.errors import ConfigError, MachineError
 CPU = "cpu"
 
 
-def choose_device(gpu: str | None) -> str:
-    """Device name (`cpu`, `cuda:0`) for a value of `--gpu`: a number, or `none`; None: the first GPU, if there is one.
+def choose_devices(gpu: str | None) -> tuple[str, ...]:
+    """Device names (`cpu`, `cuda:0`) for a value of `--gpu`: a number, several with commas between, or `none`; None:
+    the first GPU, if there is one.
 
-    Raises ConfigError for a value that is neither, MachineError for a GPU that is not there.
+    Raises ConfigError for a value that is none of these, MachineError for a GPU that is not there.
     """
     if gpu is None:
-        return "cuda:0" if _driver_answers() and _num_usable_gpus() else CPU
+        return ("cuda:0" if _driver_answers() and _num_usable_gpus() else CPU,)
     if gpu == "none":
-        return CPU
-    wanted = gpu.split(",")
-    if not all(text.isdecimal() and len(text) < 4 for text in wanted):
-        raise ConfigError(f"--gpu {gpu}: give the number of a GPU, such as 0, or none")
-    if len(wanted) > 1:
-        raise ConfigError(f"--gpu {gpu}: a node uses one GPU; start one node per GPU, each with its own --data-dir")
+        return (CPU,)
+    texts = gpu.split(",")
+    if not all(text.isdecimal() and len(text) < 4 for text in texts):
+        raise ConfigError(f"--gpu {gpu}: give the number of a GPU, such as 0, several, such as 0,1, or none")
+    numbers = [int(text) for text in texts]
+    if len(set(numbers)) < len(numbers):
+        raise ConfigError(f"--gpu {gpu}: a GPU is named twice")
     num_gpus = _num_usable_gpus()
-    if int(gpu) >= num_gpus:
+    if max(numbers) >= num_gpus:
         here = "this machine has no usable GPU" if num_gpus == 0 else f"this machine has {num_gpus}, counted from 0"
         raise MachineError(f"--gpu {gpu}: {here}; `--gpu none` trains on the CPU")
-    return f"cuda:{gpu}"
+    return tuple(f"cuda:{number}" for number in numbers)
 
 
 def _driver_answers() -> bool:

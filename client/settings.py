@@ -106,16 +106,18 @@ def choose(flags: Choices, environment: Mapping[str, str] | None = None) -> Choi
     return Choices.model_validate(merged)
 
 
-def node_config(choices: Choices, *, data_dir: Path, device: str, invite_seed: bytes | None) -> NodeConfig:
+def node_config(choices: Choices, *, data_dir: Path, devices: tuple[str, ...], invite_seed: bytes | None) -> NodeConfig:
     """The frozen configuration of one node. Raises ConfigError, and DataError for text that is not there."""
     given = choices.model_dump(exclude_none=True, exclude={"data_dir", "run", "gpu", "rounds", "data", "memory"})
     if choices.rounds is not None:
         given["stop_after_round"] = choices.rounds
     if choices.memory is not None:
         given["memory_bytes"] = int(choices.memory)
-    if choices.compile and device == CPU:
+    if choices.compile and devices[0] == CPU:
         raise ConfigError("--compile needs a GPU: on a CPU compiling takes longer than it can save")
-    given |= {"data_dir": data_dir, "device": device, "invite_seed": invite_seed}
+    if choices.compile and len(devices) > 1:
+        raise ConfigError("--compile does not go together with several GPUs")
+    given |= {"data_dir": data_dir, "device": devices[0], "more_devices": devices[1:], "invite_seed": invite_seed}
     try:
         return NodeConfig.model_validate({**given, "data": data_paths(choices.data or ())})
     except ValidationError as error:

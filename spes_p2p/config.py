@@ -312,6 +312,8 @@ class NodeConfig(Frozen):
     """Identity, blobs, journal and ledger of this node."""
     device: str = "cpu"
     """`cpu`, `cuda:0`, ..."""
+    more_devices: tuple[str, ...] = ()
+    """Further devices of the same kind that the model is spread over (docs/several-gpus.md)."""
     data: tuple[Path, ...] = ()
     """Training text; empty: the installed Python's own sources and documentation."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
@@ -331,6 +333,11 @@ class NodeConfig(Frozen):
     """Compile the attention layers with torch.compile. GPUs only."""
     stop_after_round: int | None = None
     """Take part until this round is certified, then only serve until told to end."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Devices that train one model together."""
+        return 1 + len(self.more_devices)
 
 
 _PLAIN = {

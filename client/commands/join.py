@@ -11,7 +11,7 @@ import typer
 
 from spes_p2p.client import folders
 from spes_p2p.client.commands.options import Announce, Bootstrap, Data, DataDir, Listen, LogJson, Run, Tied
-from spes_p2p.client.gpu import CPU, choose_device
+from spes_p2p.client.gpu import CPU, choose_devices
 from spes_p2p.client.output import complain
 from spes_p2p.client.settings import Choices, choose, from_flags, node_config
 from spes_p2p.client.tie import tie_to_parent
@@ -26,7 +26,7 @@ EXIT_KILLED = 1
 def join(
     link: Annotated[str | None, typer.Argument(help="Invite link of the run.", show_default=False)] = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", help="Number of a GPU, or none (CPU). Default: the first one, if any.")
+        str | None, typer.Option("--gpu", help="Number of a GPU, several (0,1), or none (CPU). Default: the first one.")
     ] = None,
     data: Data = None,
     listen: Listen = None,
@@ -84,14 +84,14 @@ def join(
         invite = replace(invite, bootstrap=merged)
     named = choices.data_dir or (_folder_of_link(choices) if link is None else None)
     folder = folders.folder_for(invite.run.hex(), named)
-    device = choose_device(choices.gpu)
-    config = node_config(choices, data_dir=folder.absolute(), device=device, invite_seed=invite.invite_seed)
+    devices = choose_devices(choices.gpu)
+    config = node_config(choices, data_dir=folder.absolute(), devices=devices, invite_seed=invite.invite_seed)
     if not invite.bootstrap and not folders.has_run(folder):
         raise LinkError(
             "the invite link has no bootstrap address, without which nobody can be found: it may have been cut off\n"
             "Ask whoever gave it for the whole link, or name an entry point with --bootstrap."
         )
-    if device == CPU and choices.gpu is None:
+    if devices == (CPU,) and choices.gpu is None:
         complain("no usable GPU: training on the CPU (--gpu none says so without asking)")
     if tied:
         tie_to_parent()

@@ -63,6 +63,8 @@ class ExpertBank(nn.ModuleDict):
         super().__init__({str(j): FrozenExpert(config, frozen_format) for j in range(config.num_experts)})
         self._config = config
         self._frozen_format: FrozenFormat = frozen_format
+        self.complete_gradients = False
+        """See `BankCall.complete`."""
 
     def set_owned(self, owned: Collection[int]) -> None:
         """Make exactly these experts trainable. Parameters that stay owned keep their identity; an expert that
@@ -89,6 +91,7 @@ class ExpertBank(nn.ModuleDict):
             slots=sort_slots(routing.experts_TK, routing.counts_M),
             dtype=compute_dtype(x_TD),
             keep=torch.is_grad_enabled(),
+            complete=self.complete_gradients,
         )
         grouped = expert_grouped.takes(x_TD, call.dtype, self._config.width, self._config.expert_width)
         compute = grouped_experts if grouped else looped_experts

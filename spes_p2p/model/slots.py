@@ -49,6 +49,8 @@ class BankCall:
     """Type of products and of what is kept for backward."""
     keep: bool
     """Whether a backward pass will follow."""
+    complete: bool = False
+    """Whether experts without tokens get gradients of zeros instead of none."""
 
     def busy(self) -> Iterator[tuple[int, Expert, slice]]:
         """(index, expert, its slots) of every expert that has any, in the order of their indices."""
@@ -70,7 +72,7 @@ class BankCall:
 
     def gradients(self, found: dict[tuple[int, str], Tensor]) -> list[Tensor | None]:
         """Gradients by (index, matrix) in the order of `owned_weights` and in their type, contiguous and not views
-        (so that autograd takes them over without a copy). None for an expert without tokens."""
+        (so that autograd takes them over without a copy). None for an expert without tokens, unless `complete`."""
         owned = (index for index, expert in enumerate(self.experts) if isinstance(expert, OwnedExpert))
         names = [(index, matrix) for index in owned for matrix in MATRICES]
         grads: list[Tensor | None] = []
@@ -78,6 +80,8 @@ class BankCall:
             grad = found.pop(name, None)
             if grad is not None:
                 grad = grad.to(weight.dtype, copy=grad._base is not None)
+            elif self.complete:
+                grad = torch.zeros_like(weight)
             grads.append(grad)
         return grads
 

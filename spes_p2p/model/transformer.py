@@ -76,6 +76,11 @@ class Transformer(nn.Module):
                 tensor.zero_()
         return model
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.head.weight.device
+
     def forward(self, tokens_BT: Tensor) -> tuple[Tensor, list[Routing]]:
         """(logits_BTV, routing of each layer). Training and evaluation use `losses` and `nats`, which make no logits
         of all tokens at once."""
@@ -148,11 +153,11 @@ class Transformer(nn.Module):
 
     def psi(self) -> dict[str, nn.Parameter]:
         """The shared modules, sorted by name."""
-        return {name: tensor for name, tensor in sorted(self.named_parameters()) if parse_expert_name(name) is None}
+        return {name: tensor for name, tensor in sorted(self._trained()) if parse_expert_name(name) is None}
 
     def owned(self) -> dict[str, nn.Parameter]:
         """The matrices of all owned experts."""
-        return {name: tensor for name, tensor in self.named_parameters() if parse_expert_name(name) is not None}
+        return {name: tensor for name, tensor in self._trained() if parse_expert_name(name) is not None}
 
     def set_owned(self, experts: Collection[int]) -> None:
         """Make exactly these experts trainable, in every layer. Raises ValueError for an index the model lacks."""
@@ -164,9 +169,7 @@ class Transformer(nn.Module):
     def load(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """Take over values by name, frozen ones as far as their storage format can hold them. Raises ValueError for an
         unknown name or another shape, before anything is written."""
-        for name, values in tensors.items():
-            if self._shape(name) != values.shape:
-                raise ValueError(f"the model has no tensor {name} of shape {list(values.shape)}")
+        self.require_fitting(tensors)
         with torch.no_grad():
             for name, values in tensors.items():
                 if (parsed := parse_expert_name(name)) is None:
@@ -174,6 +177,16 @@ class Transformer(nn.Module):
                 else:
                     layer, expert, matrix = parsed
                     cast(Layer, self.layers[layer]).experts.expert(expert).store_(matrix, to_torch(values))
+
+    def require_fitting(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """Raise ValueError unless all names and shapes are the model's."""
+        for name, values in tensors.items():
+            if self._shape(name) != values.shape:
+                raise ValueError(f"the model has no tensor {name} of shape {list(values.shape)}")
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        # a spread model holds frozen experts as parameters too (model.spread)
+        return [(name, tensor) for name, tensor in self.named_parameters() if tensor.requires_grad]
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
         """Shape of a weight by its contract name; None if there is none."""

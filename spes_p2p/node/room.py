@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,6 +16,16 @@ FREE_SHARE = 0.9
 """Of what is free now: other programs want something later."""
 ADDRESSES_PER_BYTE = 1.25
 """Linux's limit counts a process's addresses, holes whose pages were given back among them (docs/LOG.md)."""
+
+
+def room_for_ranks(devices: Sequence[torch.device], memory_bytes: int | None) -> Room:
+    """The room of each of these devices, which train one model together: that of the one with least. Ranks on a CPU
+    share its main memory."""
+    rooms = [room_for_training(device, memory_bytes) for device in devices]
+    least = min(rooms, key=lambda room: room.device_bytes)
+    if len(devices) == 1 or least.host_bytes is not None:
+        return least
+    return replace(least, device_bytes=least.device_bytes // len(devices))
 
 
 def room_for_training(device: torch.device, memory_bytes: int | None) -> Room:

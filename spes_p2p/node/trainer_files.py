@@ -40,6 +40,7 @@ class CheckpointFiles:
             for piece in pieces:
                 hashing.update(piece)
                 temp.write(piece)
+                del piece  # before the next one is made
             os.pwrite(temp.fd, hashing.digest(), 0)
             temp.sync()
             written = _mapped(temp.fd)

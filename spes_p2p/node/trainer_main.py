@@ -14,6 +14,7 @@ import queue
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from spes_p2p.errors import SpesError, TrainerError
@@ -78,8 +79,8 @@ class Pipes:
             os._exit(0)
 
     def _read_all(self) -> None:
-        while True:
-            envelope = read_request(self._read(frame_length(self._read(LENGTH_BYTES))))
+        for payload in read_frames(self._in_fd):
+            envelope = read_request(payload)
             if isinstance(envelope.body, StopTraining):
                 self._stopped_through = max(self._stopped_through, envelope.number)
                 continue
@@ -87,14 +88,21 @@ class Pipes:
                 self._shutdown.set()
             self._requests.put(envelope)
 
-    def _read(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            piece = os.read(self._in_fd, size - len(data))
-            if not piece:
-                os._exit(0)  # the node has gone; the last checkpoint is what counts
-            data += piece
-        return data
+
+def read_frames(in_fd: int) -> Iterator[bytes]:
+    """The payloads of the frames that arrive, for ever. Ends the process when the other side is gone."""
+    while True:
+        yield _read(in_fd, frame_length(_read(in_fd, LENGTH_BYTES)))
+
+
+def _read(in_fd: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = os.read(in_fd, size - len(data))
+        if not piece:
+            os._exit(0)  # whoever asks has gone; the last checkpoint is what counts
+        data += piece
+    return data
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -115,6 +123,8 @@ def serve(pipes: Pipes) -> None:
         envelope = pipes.next()
         number, request = envelope.number, envelope.body
         if isinstance(request, Shutdown):
+            if service is not None:
+                service.close()
             pipes.reply(number, Done())
             return
         try:

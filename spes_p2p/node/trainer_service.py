@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 
 from spes_p2p.config import NodeConfig, RunConfig
-from spes_p2p.errors import LocalStateError, MachineError, NotFiniteError, TrainerError
+from spes_p2p.errors import ConfigError, LocalStateError, MachineError, NotFiniteError, TrainerError
 from spes_p2p.ids import Digest, PeerId
-from spes_p2p.node.room import room_for_training
+from spes_p2p.node.ranks import RankProcesses
+from spes_p2p.node.room import room_for_ranks
 from spes_p2p.node.trainer_files import CheckpointFiles
 from spes_p2p.node.worker_messages import (
     ExportHandover,
@@ -32,8 +33,10 @@ from spes_p2p.node.worker_messages import (
     Train,
     Trained,
 )
+from spes_p2p.storage.atomic import make_folder
 from spes_p2p.storage.blobs import DiskBlobs
 from spes_p2p.training.data import DEFAULT_MAX_BYTES, TokenStream, data_key, load_corpus
+from spes_p2p.training.engine import Engine
 from spes_p2p.training.fit import fit, largest_plan, told
 from spes_p2p.training.handover import export_handover, import_handover
 from spes_p2p.training.heldout import decode_held_out, held_out_hashes
@@ -41,6 +44,7 @@ from spes_p2p.training.out_of_memory import limit_memory
 from spes_p2p.training.own_work import OwnWork
 from spes_p2p.training.publish import StoredPiece, publish
 from spes_p2p.training.selftest import self_test
+from spes_p2p.training.spread import SpreadEngine
 from spes_p2p.training.start import NO_BASE, StartReader
 from spes_p2p.training.state import rest_on, restore_state, stream_state
 from spes_p2p.training.tokenizer import ByteTokenizer
@@ -57,11 +61,20 @@ class TrainerService:
 
     def __init__(self, hello: Hello) -> None:
         self_test()
-        check_device(hello.device)
+        devices = (hello.device, *hello.more_devices)
+        for device in devices:
+            check_device(device)
+        if hello.compile and hello.more_devices:
+            raise ConfigError("--compile does not go together with several GPUs")
         torch.set_num_threads(hello.threads)
         self._notices: list[str] = []
         if hello.memory_bytes is not None and not limit_memory(torch.device(hello.device), hello.memory_bytes):
             self._notices.append("--memory has no effect: this system cannot limit what a process on the CPU takes")
+        self._team: RankProcesses | None = None
+        if hello.more_devices:
+            folder = Path(hello.state_dir)
+            make_folder(folder)
+            self._team = RankProcesses(devices, folder, threads=hello.threads, memory_bytes=hello.memory_bytes)
         self._config = RunConfig.from_json(hello.config)
         self._node = _node_config(hello)
         self._store = DiskBlobs(Path(hello.blobs_dir))
@@ -77,19 +90,14 @@ class TrainerService:
             key,
         )
 
-        self._room = room_for_training(torch.device(hello.device), hello.memory_bytes)
+        self._room = room_for_ranks([torch.device(device) for device in devices], hello.memory_bytes)
         offer = fit(self._config, self._node, self._room)
+        if self._team is not None:
+            self._team.meet()
 
         def new_trainer() -> Trainer:
             stream = TokenStream(corpus.documents, ByteTokenizer(), key)
-            trainer = Trainer(
-                self._config,
-                stream,
-                device=hello.device,
-                frozen_format=hello.frozen_format,
-                moments=hello.moments,
-                plan=offer.plan,
-            )
+            trainer = Trainer(self._config, stream, plan=offer.plan, engine=self._new_engine(hello))
             if hello.compile:
                 trainer.model.compile_attention()
             return trainer
@@ -110,6 +118,16 @@ class TrainerService:
             resumed_base=Digest(self._trainer.base) if resumed else NO_BASE,
             damaged="; ".join(damaged),
         )
+
+    def _new_engine(self, hello: Hello) -> Engine:
+        if self._team is None:
+            return Engine(self._config, device=hello.device, frozen_format=hello.frozen_format, moments=hello.moments)
+        return SpreadEngine(self._config, self._team, frozen_format=hello.frozen_format, moments=hello.moments)
+
+    def close(self) -> None:
+        """End the processes of other ranks, if there are any."""
+        if self._team is not None:
+            self._team.close()
 
     def _resume(self, new_trainer: Callable[[], Trainer]) -> tuple[Trainer, bool, list[str]]:
         """A trainer in the state of the newest sound checkpoint, or a fresh one."""
@@ -280,6 +298,7 @@ def _node_config(hello: Hello) -> NodeConfig:
     return NodeConfig(
         data_dir=Path(hello.state_dir),
         device=hello.device,
+        more_devices=hello.more_devices,
         capacity=hello.capacity,
         frozen_format=hello.frozen_format,
         moments=hello.moments,

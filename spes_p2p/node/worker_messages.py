@@ -35,6 +35,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     held_out: Digest | None = None
     """Blob of the held-out set; it must be in the store."""
     device: str = "cpu"
+    more_devices: tuple[str, ...] = ()
+    """Of the same kind: the model is spread over them all, one process each."""
     frozen_format: FrozenFormat = "fp32"
     moments: MomentsFormat = "fp32"
     threads: int = 1
@@ -224,9 +226,9 @@ class ReplyEnvelope(msgspec.Struct, frozen=True, array_like=True):
     body: Reply
 
 
-def to_frame(envelope: RequestEnvelope | ReplyEnvelope) -> bytes:
+def to_frame(message: msgspec.Struct) -> bytes:
     """Bytes of one frame. Raises ValueError if it is too long."""
-    payload = msgspec.msgpack.encode(envelope)
+    payload = msgspec.msgpack.encode(message)
     if len(payload) > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {len(payload)} bytes is over {MAX_FRAME_BYTES}")
     return len(payload).to_bytes(LENGTH_BYTES, "little") + payload

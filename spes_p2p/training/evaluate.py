@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from spes_p2p.config import RunConfig
 from spes_p2p.model.transformer import Transformer
@@ -26,9 +28,22 @@ class Evaluation:
     num_bytes: int
 
 
+class Predictor(Protocol):
+    """A model, or an engine around one."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it wants its tokens."""
+        ...
+
+    def nats(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Cross-entropy of each target, [B, T], in nats."""
+        ...
+
+
 @torch.no_grad()
 def evaluate(
-    model: Transformer,
+    model: Predictor,
     documents: Sequence[bytes],
     tokenizer: Tokenizer,
     sequence_length: int,
@@ -42,7 +57,7 @@ def evaluate(
     fit are used, at least one. Raises ValueError without documents.
     """
     chosen = _first_documents(documents, max_bytes)
-    device = model.head.weight.device
+    device = model.device
     separator = tokenizer.separator
     stream = np.concatenate([part for document in chosen for part in ([separator], tokenizer.encode(document))])
     num_sequences = math.ceil((len(stream) - 1) / sequence_length)

@@ -21,7 +21,7 @@ class Room:
     """Memory that training may take, without what the process has already."""
 
     device_bytes: int
-    """Of the GPU; on a CPU of main memory."""
+    """Of the GPU, the one with least if there are several; on a CPU of main memory."""
     host_bytes: int | None = None
     """Main memory beside a GPU."""
     of: str = ""
@@ -35,7 +35,7 @@ class Room:
 
 def largest_plan(config: RunConfig, node: NodeConfig, num_owned: int, room: Room) -> MemoryNeed | None:
     """The need under the fastest plan that fits with so many shards; None: not even the smallest does."""
-    needs = (memory_need(config, node, num_owned, plan) for plan in plans(config))
+    needs = (memory_need(config, node, num_owned, plan) for plan in plans(config, node.num_ranks))
     return next((need for need in needs if room.holds(need)), None)
 
 
@@ -52,9 +52,9 @@ def fit(config: RunConfig, node: NodeConfig, room: Room) -> MemoryNeed:
     raise MachineError(_refusal(config, node, room))
 
 
-def plans(config: RunConfig) -> Iterator[StepPlan]:
+def plans(config: RunConfig, num_ranks: int = 1) -> Iterator[StepPlan]:
     """From the fastest to the smallest."""
-    plan: StepPlan | None = whole_batch(config.training)
+    plan: StepPlan | None = whole_batch(config.training, num_ranks)
     while plan is not None:
         yield plan
         plan = smaller(plan)
@@ -99,9 +99,8 @@ def _remedy(config: RunConfig, node: NodeConfig, room: Room, num_owned: int) -> 
 
 
 def _smallest(config: RunConfig, node: NodeConfig, num_owned: int) -> MemoryNeed:
-    return min(
-        (memory_need(config, node, num_owned, plan) for plan in plans(config)), key=lambda need: need.device.peak_bytes
-    )
+    needs = (memory_need(config, node, num_owned, plan) for plan in plans(config, node.num_ranks))
+    return min(needs, key=lambda need: need.device.peak_bytes)
 
 
 def _gb(size_bytes: int) -> str:

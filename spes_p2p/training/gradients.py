@@ -15,11 +15,12 @@ from spes_p2p.config import TrainingConfig
 from spes_p2p.model.transformer import Transformer
 from spes_p2p.training.losses import with_router_losses
 from spes_p2p.training.plan import StepPlan
+from spes_p2p.training.ranks import ALONE, Part, Ranks, parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLosses:
-    """Of the whole batch, as `losses.Losses`."""
+    """Of the whole batch, all ranks' parts together, as `losses.Losses`."""
 
     total: float
     cross_entropy: float
@@ -31,7 +32,12 @@ class BatchLosses:
 
 
 def add_gradients(
-    model: Transformer, tokens_BT1: Tensor, training: TrainingConfig, plan: StepPlan, count_scale_M: Tensor | None
+    model: Transformer,
+    tokens_BT1: Tensor,
+    training: TrainingConfig,
+    plan: StepPlan,
+    count_scale_M: Tensor | None,
+    ranks: Ranks = ALONE,
 ) -> BatchLosses:
     """Add the gradients of a batch's loss to the model's weights; there should be none before.
 
@@ -39,10 +45,15 @@ def add_gradients(
     the mean over all tokens (`training.losses` says what that means for each term). Stops at the first micro-batch
     whose loss is not finite: the gradients are then useless. Whatever is raised on the way, memory errors among it,
     leaves gradients behind that are to be dropped.
+
+    One of several ranks is given the whole batch as well, and computes its share; the model adds up their gradients.
     """
     total = cross_entropy = 0.0
-    for rows in plan.micro_batches(len(tokens_BT1)):
-        part_total, part_cross_entropy = _add_part(model, tokens_BT1, rows, training, plan, count_scale_M)
+    for part in parts(len(tokens_BT1), plan.micro_sequences, ranks):
+        # on several ranks all exchange gradients, whatever their own loss is
+        always = ranks.count > 1
+        own = _add_part(model, tokens_BT1, part, training, plan, count_scale_M, always)
+        part_total, part_cross_entropy = ranks.sum(*own)
         total, cross_entropy = total + part_total, cross_entropy + part_cross_entropy
         if not math.isfinite(total):
             break
@@ -52,13 +63,14 @@ def add_gradients(
 def _add_part(
     model: Transformer,
     tokens_BT1: Tensor,
-    rows: slice,
+    part: Part,
     training: TrainingConfig,
     plan: StepPlan,
     count_scale_M: Tensor | None,
+    always: bool,
 ) -> tuple[float, float]:
     """Total and cross-entropy of one micro-batch. A function of its own, so that its graph is gone when it returns."""
-    part_BT1 = tokens_BT1[rows]
+    part_BT1 = tokens_BT1[part.rows]
     with autocast(tokens_BT1.device):
         head, routings = model.losses(
             part_BT1[:, :-1],
@@ -68,10 +80,11 @@ def _add_part(
             checkpoint_layers=plan.checkpoint,
         )
     losses = with_router_losses(head, routings, training, count_scale_M, len(part_BT1) / len(tokens_BT1))
-    total = losses.total.item()
-    if math.isfinite(total):
-        losses.total.backward()  # type: ignore[no-untyped-call]  # untyped in torch
-    return total, losses.cross_entropy.item()
+    weighted = losses.total if part.counts else losses.total * 0
+    total = weighted.item()
+    if always or math.isfinite(total):
+        weighted.backward()  # type: ignore[no-untyped-call]  # untyped in torch
+    return total, losses.cross_entropy.item() if part.counts else 0.0
 
 
 def autocast(device: torch.device) -> torch.autocast:

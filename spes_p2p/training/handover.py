@@ -36,7 +36,7 @@ class Handover:
 def export_handover(trainer: Trainer, shard: int) -> bytes:
     """Masters and moments of an owned shard, as safetensors bytes. Raises ValueError for a shard of others."""
     masters = trainer.trained(shard)
-    moments = trainer.optimizer.moments(masters)
+    moments = trainer.engine.moments(masters)
     arrays: list[F32] = []
     for name, master in masters.items():
         zeros = np.zeros_like(master)
@@ -79,8 +79,8 @@ def import_handover(trainer: Trainer, shard: int, data: Bytes, row: Mapping[str,
         return str(error)
     start = trainer.trained(shard)
     rest = {name: np.subtract(master, row[name], dtype=np.float32) for name, master in handover.masters.items()}
-    trainer.model.load(carried_master(start, rest))
-    trainer.optimizer.load_moments(handover.moments)
+    trainer.engine.load(carried_master(start, rest))
+    trainer.engine.load_moments(handover.moments)
     return None
 
 

@@ -23,6 +23,8 @@ Residual and updates under way lie in the last checkpoint's file, psi's start an
 held. Load, publish and checkpoint work in host memory; on a CPU all of it is one pool. Not in here: the libraries, the
 text (up to 256 MB), and the holes between blocks, for which `Pool.peak` adds a share.
 
+On several devices the pools are those of the first rank: `memory_ranks` says what it holds whole, and for how long.
+
 D width, V vocabulary, L layers.
 """
 
@@ -37,8 +39,9 @@ from spes_p2p.model.head import CHUNK_BYTES
 from spes_p2p.model.shards import expert_shapes, psi_shapes, shard_shapes
 from spes_p2p.training.kept import LayerBytes, layer_bytes
 from spes_p2p.training.layout import psi_layout
+from spes_p2p.training.memory_ranks import HOLES_OF_RANKS, exchange_bytes, own_rows
 from spes_p2p.training.moments import CPU_CHUNK_VALUES, GPU_CHUNK_VALUES, moments_bytes
-from spes_p2p.training.plan import StepPlan
+from spes_p2p.training.plan import StepPlan, whole_batch
 
 HOLES = 0.06
 """Share that allocators lose in holes between blocks: measured on a CPU (docs/LOG.md)."""
@@ -53,6 +56,7 @@ class Pool:
 
     held: Amounts
     phases: tuple[tuple[str, Amounts], ...]
+    holes: float = HOLES
 
     @property
     def held_bytes(self) -> int:
@@ -67,7 +71,7 @@ class Pool:
     @property
     def peak_bytes(self) -> int:
         """What is held and what the largest phase adds, holes included."""
-        return round((self.held_bytes + _sum(self.peak_phase[1])) * (1 + HOLES))
+        return round((self.held_bytes + _sum(self.peak_phase[1])) * (1 + self.holes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,20 +104,23 @@ def memory_need(config: RunConfig, node: NodeConfig, num_owned: int, plan: StepP
     """The need of a node that owns so many shards and trains by this plan. Device and formats are those of `node`."""
     on_gpu = node.device != "cpu"
     held = held_amounts(config, node, num_owned)
-    step, rest = _step_phases(config, num_owned, plan, on_gpu=on_gpu), _host_phases(config, num_owned, on_gpu=on_gpu)
+    step, rest = _step_phases(config, node, num_owned, plan), _host_phases(config, node, num_owned)
+    holes = HOLES if node.num_ranks == 1 else HOLES_OF_RANKS
     if not on_gpu:
-        return MemoryNeed(num_owned=num_owned, plan=plan, device=Pool(held=held, phases=step + rest), host=None)
-    device, host = Pool(held=held, phases=step), Pool(held=(), phases=rest)
+        pool = Pool(held=held, phases=step + rest, holes=holes)
+        return MemoryNeed(num_owned=num_owned, plan=plan, device=pool, host=None)
+    device, host = Pool(held=held, phases=step, holes=holes), Pool(held=(), phases=rest)
     return MemoryNeed(num_owned=num_owned, plan=plan, device=device, host=host)
 
 
 def held_amounts(config: RunConfig, node: NodeConfig, num_owned: int) -> Amounts:
-    """What is on the device from the first step on, exactly: weights, frozen experts, moments."""
-    model = config.model
-    matrices = list(expert_shapes(model).values())
+    """What is on the device from the first step on: weights, frozen experts, moments. Exact on one device; on several
+    the first one's rows of all tensors."""
+    model, num_ranks = config.model, node.num_ranks
+    matrices = [own_rows(shape, num_ranks) for shape in expert_shapes(model).values()]
     num_own_experts = model.num_layers * config.experts_per_shard * num_owned
     num_frozen = model.num_layers * model.num_experts - num_own_experts
-    psi = [math.prod(shape) for shape in psi_shapes(model).values()]
+    psi = [math.prod(own_rows(shape, num_ranks)) for shape in psi_shapes(model).values()]
     own = [math.prod(shape) for shape in matrices]
     return (
         ("weights of psi", 4 * sum(psi)),
@@ -124,12 +131,20 @@ def held_amounts(config: RunConfig, node: NodeConfig, num_owned: int) -> Amounts
     )
 
 
-def _step_phases(config: RunConfig, num_owned: int, plan: StepPlan, *, on_gpu: bool) -> tuple[tuple[str, Amounts], ...]:
+def _step_phases(
+    config: RunConfig, node: NodeConfig, num_owned: int, plan: StepPlan
+) -> tuple[tuple[str, Amounts], ...]:
     model, training = config.model, config.training
-    num_tokens = min(plan.micro_sequences, training.batch_sequences) * training.sequence_length
-    is_split = plan.micro_sequences < training.batch_sequences
+    on_gpu = node.device != "cpu"
+    most = whole_batch(training, node.num_ranks).micro_sequences
+    num_tokens = min(plan.micro_sequences, most) * training.sequence_length
+    is_split = plan.micro_sequences < most
     layer = layer_bytes(model, num_tokens, on_gpu=on_gpu)
-    gradients = 4 * (_psi_values(config) + num_owned * _shard_values(config))
+    exchange = exchange_bytes(config, node, num_owned)
+    whole = ("layers and ends gathered from all ranks", exchange.layers + exchange.ends)
+    layer_sums = ("a layer's gradients to be summed", exchange.layer_sums)
+    end_sums = ("gradients of embedding and head to be summed", exchange.end_sums)
+    gradients = 4 * (_psi_values(config) + num_owned * _shard_values(config)) // node.num_ranks
     head = 4 * model.vocab_size * model.width
     first = ("gradients so far", gradients if is_split else head)
     hidden = 4 * num_tokens * model.width
@@ -153,10 +168,12 @@ def _step_phases(config: RunConfig, num_owned: int, plan: StepPlan, *, on_gpu: b
                 ("hidden state", hidden),
                 chunk,
                 casts,
+                whole,
             ),
         ),
-        ("backward begins", (*kept, again, first, ends, ("work of one layer", layer.work), casts_kept)),
-        ("backward ends", (("gradients", gradients), last, second)),
+        ("backward begins", (*kept, again, first, ends, ("work of one layer", layer.work), casts_kept, whole)),
+        ("backward ends", (("gradients", gradients), last, second, whole, layer_sums)),
+        ("sums of the ends", (("gradients", gradients), whole, end_sums)),
         ("step", (("gradients", gradients), ("optimizer's buffers", 5 * 4 * chunk_values))),
     )
 
@@ -171,17 +188,19 @@ def _kept(layer: LayerBytes, num_layers: int, plan: StepPlan) -> Amounts:
     )
 
 
-def _host_phases(config: RunConfig, num_owned: int, *, on_gpu: bool) -> tuple[tuple[str, Amounts], ...]:
+def _host_phases(config: RunConfig, node: NodeConfig, num_owned: int) -> tuple[tuple[str, Amounts], ...]:
     """Outside of steps: there are no activations and no gradients then."""
+    on_gpu = node.device != "cpu"
+    gathered = ("a tensor from all ranks", 0 if on_gpu else exchange_bytes(config, node, num_owned).tensor)
     psi, shard = _psi_values(config), _shard_values(config)
     largest = 4 * max(math.prod(shape) for shape in psi_shapes(config.model).values())
     part = 8 * psi // psi_layout(config).num_parts
     delta = ("psi's delta and what it leaves over", 8 * psi)
     remainders = ("remainders of own shards", 4 * num_owned * shard)
     return (
-        ("load", (("shards in fp32", 2 * 4 * shard), ("a tensor of psi", largest))),
-        ("publish", (delta, remainders, ("a part in fp64", 6 * part), ("one shard's blob", 4 * shard))),
-        ("checkpoint", (delta, remainders, ("a tensor", largest if on_gpu else 0))),
+        ("load", (("shards in fp32", 2 * 4 * shard), ("a tensor of psi", largest), gathered)),
+        ("publish", (delta, remainders, ("a part in fp64", 6 * part), ("one shard's blob", 4 * shard), gathered)),
+        ("checkpoint", (delta, remainders, ("a tensor", largest if on_gpu else 0), gathered)),
     )
 
 

@@ -6,6 +6,8 @@ one with a zero gradient, so that its moments decay as they would if all experts
 
 The memory of a step beyond weights, gradients and moments is four buffers of one chunk: weights are updated one after
 another, each gradient is freed when its weight is done, and 8-bit moments are unpacked a chunk at a time.
+
+One of several ranks has its rows of each weight, and moments of those rows: what goes in and out here is of them too.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from spes_p2p.training.moments import (
     unpack,
     zero_moments,
 )
+from spes_p2p.training.ranks import ALONE, Ranks, global_norm
 
 NORM_EPS = 1e-6
 """Added to the norm before it is compared with the limit, as PyTorch's own clipping does."""
@@ -51,9 +54,14 @@ class NamedAdamW:
     """AdamW keyed by the weights' names. PyTorch's fused kernel does the arithmetic, in fp32 for both formats."""
 
     def __init__(
-        self, config: TrainingConfig, weights: Mapping[str, nn.Parameter], moments: MomentsFormat = "fp32"
+        self,
+        config: TrainingConfig,
+        weights: Mapping[str, nn.Parameter],
+        moments: MomentsFormat = "fp32",
+        ranks: Ranks = ALONE,
     ) -> None:
         self._config = config
+        self._ranks = ranks
         self._format: MomentsFormat = moments
         self._weights: dict[str, nn.Parameter] = {}
         self._states: dict[str, _State] = {}
@@ -64,7 +72,7 @@ class NamedAdamW:
         """Train exactly these from now on. Weights known before keep their moments, new ones begin without, and those
         of weights that left are freed. Raises ValueError for a weight whose values do not lie in order."""
         for name, weight in weights.items():
-            if not weight.is_contiguous():
+            if not self._ranks.local(weight).is_contiguous():
                 raise ValueError(f"the values of {name} do not lie in order")
         self._states = {name: state for name, state in self._states.items() if name in weights}
         self._weights = dict(weights)
@@ -74,7 +82,9 @@ class NamedAdamW:
     def step(self, learning_rate: float) -> float | None:
         """Clip, update the weights and drop the gradients. Returns the gradients' norm before clipping, or None, with
         weights and moments untouched, if it is not finite."""
-        norm = float(nn.utils.get_total_norm([w.grad for w in self._weights.values() if w.grad is not None]))
+        gradients = [self._ranks.local(w.grad) for w in self._weights.values() if w.grad is not None]
+        norm = global_norm(float(nn.utils.get_total_norm(gradients)), self._ranks)
+        del gradients  # they are freed one by one
         if norm - norm != 0.0:
             self.drop_gradients()
             return None
@@ -94,13 +104,13 @@ class NamedAdamW:
         """One step of one weight, its gradient divided by `divisor`."""
         state.num_steps += 1
         state.steps += 1
-        moments, values = state.moments, weight.detach().view(-1)
-        gradient = None if weight.grad is None else weight.grad.reshape(-1)
+        moments, values = state.moments, self._ranks.local(weight).detach().view(-1)
+        gradient = None if weight.grad is None else self._ranks.local(weight.grad).reshape(-1)
         divide = None if gradient is None or divisor == 1.0 else state.steps.new_tensor(divisor)
         if gradient is not None and isinstance(moments, PlainMoments):
             self._adamw(values, gradient, moments.mean.view(-1), moments.square.view(-1), state, learning_rate, divide)
             return
-        buffers = self._buffers_on(weight.device)
+        buffers = self._buffers_on(values.device)
         for chunk in chunks(values.numel(), buffers.num_values):
             size = chunk.num_values
             # zeros of a chunk, again and again, stand for a gradient that is missing
@@ -150,18 +160,21 @@ class NamedAdamW:
         """fp32 copies of the moments of these weights (default: all), of those that have any."""
         found: dict[str, Moments] = {}
         for name in self._weights if names is None else names:
-            state = self._states.get(name)
-            if state is not None:
-                plain = self._in_fp32(name, state.moments)
-                found[name] = Moments(
-                    mean=to_numpy(plain.mean), square=to_numpy(plain.square), num_steps=state.num_steps
-                )
+            held = self.plain_moments(name)
+            if held is not None:
+                plain, num_steps = held
+                found[name] = Moments(mean=to_numpy(plain.mean), square=to_numpy(plain.square), num_steps=num_steps)
         return found
+
+    def plain_moments(self, name: str) -> tuple[PlainMoments, int] | None:
+        """(fp32 moments of a weight, steps behind them), those themselves where they are held so; None: it has none."""
+        state = self._states.get(name)
+        return None if state is None else (self._in_fp32(name, state.moments), state.num_steps)
 
     def load_moments(self, moments: Mapping[str, Moments]) -> None:
         """Replace the moments of these weights. Raises ValueError for an unknown name or another shape."""
         for name, values in moments.items():
-            weight = self._weights.get(name)
+            weight = self._local(name)
             if weight is None or not weight.shape == values.mean.shape == values.square.shape:
                 raise ValueError(f"no trained tensor {name} of shape {list(values.mean.shape)}")
         for name, values in moments.items():
@@ -178,8 +191,8 @@ class NamedAdamW:
         """Replace the moments of these weights by copies of what an optimizer of either format held. Within a format
         the bits stay. Raises ValueError for an unknown name or another size."""
         for name, values in held.items():
-            weight = self._weights.get(name)
-            if weight is None or not _fits(values.moments, weight):
+            weight = self._local(name)
+            if weight is None or not fits(values.moments, weight):
                 raise ValueError(f"no trained tensor {name} of this size")
         for name, values in held.items():
             self._hold(name, values.moments, values.num_steps)
@@ -195,10 +208,10 @@ class NamedAdamW:
 
     def _hold(self, name: str, moments: AnyMoments, num_steps: int) -> None:
         """Keep a copy of these moments in this optimizer's format."""
-        weight = self._weights[name]
+        weight = self._values(name)
         packed = is_packed(weight.numel(), self._format)
         if packed and isinstance(moments, PlainMoments):
-            moments = pack(moments, weight.detach(), self._buffers_on(weight.device))
+            moments = pack(moments, weight, self._buffers_on(weight.device))
         elif not packed and isinstance(moments, PackedMoments):
             moments = self._in_fp32(name, moments)
         else:
@@ -209,7 +222,7 @@ class NamedAdamW:
     def _state(self, name: str) -> _State:
         state = self._states.get(name)
         if state is None:
-            weight = self._weights[name].detach()
+            weight = self._values(name)
             state = self._states[name] = self._with_steps(zero_moments(weight, self._format), 0, weight)
         return state
 
@@ -220,10 +233,17 @@ class NamedAdamW:
     def _in_fp32(self, name: str, moments: AnyMoments) -> PlainMoments:
         if isinstance(moments, PlainMoments):
             return moments
-        weight = self._weights[name].detach()
+        weight = self._values(name)
         device = weight.device
         here = PackedMoments(**{kind: tensor.to(device) for kind, tensor in moments.tensors().items()})
         return unpack(here, weight, self._buffers_on(device))
+
+    def _local(self, name: str) -> Tensor | None:
+        weight = self._weights.get(name)
+        return None if weight is None else self._ranks.local(weight).detach()
+
+    def _values(self, name: str) -> Tensor:
+        return self._ranks.local(self._weights[name]).detach()
 
     def _buffers_on(self, device: torch.device) -> Buffers:
         if device not in self._buffers:
@@ -231,7 +251,8 @@ class NamedAdamW:
         return self._buffers[device]
 
 
-def _fits(moments: AnyMoments, weight: Tensor) -> bool:
+def fits(moments: AnyMoments, weight: Tensor) -> bool:
+    """Whether moments, in either form, are those of a weight of this shape."""
     if isinstance(moments, PlainMoments):
         return moments.mean.shape == moments.square.shape == weight.shape
     blocks = num_blocks(weight.numel())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from spes_p2p.config import TrainingConfig
@@ -13,14 +12,9 @@ class StepPlan:
     """One inner step, computed in micro-batches of whole sequences whose gradients are added up."""
 
     micro_sequences: int
-    """Most sequences of a micro-batch."""
+    """Most sequences of a micro-batch, of each rank if there are several."""
     checkpoint: bool = False
     """Layers keep their inputs alone and are computed again in the backward pass."""
-
-    def micro_batches(self, num_sequences: int) -> Iterator[slice]:
-        """The sequences of each micro-batch, in order."""
-        for first in range(0, num_sequences, self.micro_sequences):
-            yield slice(first, min(first + self.micro_sequences, num_sequences))
 
     def __str__(self) -> str:
         plural = "s" if self.micro_sequences > 1 else ""
@@ -28,9 +22,9 @@ class StepPlan:
         return f"micro-batches of {self.micro_sequences} sequence{plural}{again}"
 
 
-def whole_batch(training: TrainingConfig) -> StepPlan:
-    """The fastest plan: everything at once, nothing computed again."""
-    return StepPlan(micro_sequences=training.batch_sequences)
+def whole_batch(training: TrainingConfig, num_ranks: int = 1) -> StepPlan:
+    """The fastest plan: each rank's sequences at once, nothing computed again."""
+    return StepPlan(micro_sequences=-(-training.batch_sequences // num_ranks))
 
 
 def smaller(plan: StepPlan) -> StepPlan | None:

@@ -21,7 +21,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from spes_p2p.config import RunConfig
 from spes_p2p.digests import digest
@@ -30,13 +29,15 @@ from spes_p2p.model.shards import parse_expert_name, shard_of_expert
 from spes_p2p.model.transformer import to_torch
 from spes_p2p.training.arrays import F32, Bytes, Tensors
 from spes_p2p.training.data import Place
+from spes_p2p.training.engine import StateTensor
 from spes_p2p.training.moments import AnyMoments, HeldMoments, PackedMoments, PlainMoments
-from spes_p2p.training.own_work import PendingUpdate
+from spes_p2p.training.own_work import OwnWork, PendingUpdate
 from spes_p2p.training.tensorfile import DtypeName, TensorSpec, header_of, open_tensors
 from spes_p2p.training.trainer import Trainer
 
 STATE_VERSION = 3
 _NOTE = "spes_trainer_state"
+_DTYPE_NAMES: dict[torch.dtype, DtypeName] = {torch.float32: "F32", torch.int8: "I8"}
 
 
 class StateNote(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,23 +77,14 @@ class StateStream:
         yield self.header
         for array in self.arrays():
             yield array.reshape(-1).view(np.uint8).data
+            del array  # before the next one is made
 
 
 def stream_state(trainer: Trainer) -> StateStream:
     """The trainer's own state."""
-    tensors: dict[str, Tensor | npt.NDArray[Any]] = {
-        f"weight/{name}": weight.detach() for name, weight in trainer.model.named_parameters()
-    }
-    held = trainer.optimizer.held_moments()
-    for name, values in held.items():
-        tensors |= {f"{kind}/{name}": tensor for kind, tensor in values.moments.tensors().items()}
-    tensors["residual"] = trainer.work.residual
-    for number, update in trainer.work.pending.items():
-        tensors[f"pending/{number}/wanted"] = update.wanted
-        tensors[f"pending/{number}/left_over"] = update.left_over
-        for remainder in update.remainders.values():
-            tensors |= {f"pending/{number}/remainder/{name}": values for name, values in remainder.items()}
-    specs = [_spec(name, tensor) for name, tensor in tensors.items()]
+    tensors = trainer.engine.state()
+    tensors |= {name: _of(array) for name, array in _work_arrays(trainer.work)}
+    specs = [TensorSpec(name, _DTYPE_NAMES[tensor.dtype], tensor.shape) for name, tensor in tensors.items()]
     specs.sort(key=lambda spec: (spec.dtype != "F32", spec.name))  # 4-byte values first: so they lie aligned
     note = StateNote(
         version=STATE_VERSION,
@@ -103,12 +95,12 @@ def stream_state(trainer: Trainer) -> StateStream:
         owned=trainer.owned,
         finite=trainer.finite,
         position=tuple((lane.pass_number, lane.place, lane.offset) for lane in trainer.stream.position),
-        num_steps={name: values.num_steps for name, values in held.items()},
+        num_steps=trainer.engine.num_steps(),
     )
     return StateStream(
         header=header_of(specs, {_NOTE: msgspec.json.encode(note).decode()}),
         specs=tuple(specs),
-        arrays=lambda: (_in_host_memory(tensors[spec.name]) for spec in specs),
+        arrays=lambda: (tensors[spec.name].read() for spec in specs),
     )
 
 
@@ -144,10 +136,9 @@ def restore_state(trainer: Trainer, data: Bytes) -> None:
 
 def _restore(trainer: Trainer, note: StateNote, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
     trainer.adopt(note.owned, note.round, bytes.fromhex(note.base), note.global_step, note.finite)
-    trainer.model.load(_below("weight/", tensors))
-    trainer.optimizer.load_held(
-        {name: HeldMoments(moments=_moments(name, tensors), num_steps=steps) for name, steps in note.num_steps.items()}
-    )
+    trainer.engine.load(_below("weight/", tensors))
+    for name, steps in note.num_steps.items():  # one by one: they are copied
+        trainer.engine.load_held({name: HeldMoments(moments=_moments(name, tensors), num_steps=steps)})
     _take_work(trainer, tensors)
     trainer.stream.position = tuple(
         Place(pass_number=pass_number, place=place, offset=offset) for pass_number, place, offset in note.position
@@ -174,15 +165,18 @@ def _moments(name: str, tensors: Mapping[str, npt.NDArray[Any]]) -> AnyMoments:
     return moments
 
 
-def _spec(name: str, tensor: Tensor | npt.NDArray[Any]) -> TensorSpec:
-    dtype: DtypeName = "I8" if tensor.dtype in (torch.int8, np.dtype(np.int8)) else "F32"
-    return TensorSpec(name, dtype, tuple(tensor.shape))
+def _work_arrays(work: OwnWork) -> Iterator[tuple[str, F32]]:
+    yield "residual", work.residual
+    for number, update in work.pending.items():
+        yield f"pending/{number}/wanted", update.wanted
+        yield f"pending/{number}/left_over", update.left_over
+        for remainder in update.remainders.values():
+            for name, values in remainder.items():
+                yield f"pending/{number}/remainder/{name}", values
 
 
-def _in_host_memory(tensor: Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The values in a row; a view where they are there already."""
-    array: npt.NDArray[Any] = tensor.cpu().numpy() if isinstance(tensor, Tensor) else tensor
-    return np.ascontiguousarray(array)
+def _of(array: F32) -> StateTensor:
+    return StateTensor(dtype=torch.float32, shape=array.shape, read=lambda: np.ascontiguousarray(array))
 
 
 def _pending(config: RunConfig, tensors: Tensors) -> PendingUpdate:

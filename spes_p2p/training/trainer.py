@@ -24,11 +24,11 @@ import torch
 from spes_p2p.config import FrozenFormat, MomentsFormat, RunConfig
 from spes_p2p.model.heap import give_all_holes_back
 from spes_p2p.model.shards import shard_experts, shard_tensor_names
-from spes_p2p.model.transformer import Transformer, to_numpy
+from spes_p2p.model.transformer import Transformer
 from spes_p2p.training.arrays import F32, Tensors
 from spes_p2p.training.data import TokenStream
+from spes_p2p.training.engine import Engine
 from spes_p2p.training.evaluate import Evaluation, evaluate
-from spes_p2p.training.gradients import add_gradients, autocast
 from spes_p2p.training.layout import psi_layout, unflatten
 from spes_p2p.training.losses import owned_count_scale
 from spes_p2p.training.optim import NamedAdamW
@@ -95,7 +95,7 @@ class TrainResult:
 
 
 class Trainer:
-    """Holds the model, the optimizer with its moments, the own shards' masters and the data position."""
+    """Holds the engine (model, optimizer with its moments, own shards' masters), own work and the data position."""
 
     def __init__(
         self,
@@ -107,14 +107,15 @@ class Trainer:
         moments: MomentsFormat = "fp32",
         tokenizer: Tokenizer | None = None,
         plan: StepPlan | None = None,
+        engine: Engine | None = None,
     ) -> None:
         """`plan`: how steps are cut, to begin with; None: not at all. Where memory runs out the trainer goes over to
-        smaller plans by itself, and keeps to them."""
+        smaller plans by itself, and keeps to them. `engine`: a fresh one, instead of one of that device and formats.
+        """
         self.config = config
         self.stream = stream
         self.tokenizer = tokenizer or ByteTokenizer()
-        self.model = Transformer.build(config.model, frozen_format, device)
-        self.optimizer = NamedAdamW(config.training, self.model.psi(), moments)
+        self.engine = engine or Engine(config, device=device, frozen_format=frozen_format, moments=moments)
         self.work = OwnWork(config)
         self.owned: tuple[int, ...] = ()
         self.round = -1
@@ -123,10 +124,20 @@ class Trainer:
         self.base = b""
         """Hash of the certificate that the loaded start comes from."""
         self.finite = True
-        self.plan = plan or whole_batch(config.training)
+        self.plan = plan or whole_batch(config.training, self.engine.num_ranks)
         self._notices: list[str] = []
-        self._device = torch.device(device)
+        self._device = self.engine.device
         self._psi_start: Mapping[str, F32] = {}
+
+    @property
+    def model(self) -> Transformer:
+        """The engine's."""
+        return self.engine.model
+
+    @property
+    def optimizer(self) -> NamedAdamW:
+        """The engine's."""
+        return self.engine.optimizer
 
     # ------------------------------------------------------------------------------------------------ start of a round
 
@@ -143,7 +154,7 @@ class Trainer:
         remainders = {shard: self.work.remainder(start.accepted_update, shard) for shard in start.owned}
         self._set_owned(start.owned)
         if not self.finite:
-            self.optimizer.forget()
+            self.engine.forget_moments()
         seen: set[int] = set()
         for shard, agreed in start.shards:
             seen.add(shard)
@@ -151,12 +162,12 @@ class Trainer:
             if shard in kept_owned and (again or rule == "keep"):
                 continue
             remainder = remainders.get(shard) if shard in kept_owned and rule == "carry" else None
-            self.model.load(agreed if remainder is None else carried_master(agreed, remainder))
+            self.engine.load(agreed if remainder is None else carried_master(agreed, remainder))
         if missing := set(range(self.config.num_shards)) - seen:
             raise ValueError(f"the start lacks shard {min(missing)}")
         if not again:
             self.work.settle(start.residual, start.accepted_update, start.kept_parts)
-        self.model.load(start.psi)
+        self.engine.load(start.psi)
         self._psi_start = start.psi
         self.round, self.global_step, self.local_step = start.round, start.global_step, 0
         self.base = start.base
@@ -171,8 +182,7 @@ class Trainer:
     def _set_owned(self, shards: Sequence[int]) -> None:
         self.owned = tuple(sorted(shards))
         n = self.config.experts_per_shard
-        self.model.set_owned([expert for shard in self.owned for expert in shard_experts(shard, n)])
-        self.optimizer.set_weights(self.model.psi() | self.model.owned())
+        self.engine.set_owned([expert for shard in self.owned for expert in shard_experts(shard, n)])
 
     # -------------------------------------------------------------------------------------------------------- training
 
@@ -201,7 +211,7 @@ class Trainer:
             else:
                 losses.append(report.loss)
             on_step(report)
-        self.finite = self._weights_are_finite()
+        self.finite = self.engine.weights_are_finite()
         give_all_holes_back()  # what comes next, publishing, has blocks of other sizes
         return TrainResult(
             num_steps=len(losses),
@@ -220,9 +230,9 @@ class Trainer:
         tokens_BT1 = torch.from_numpy(batch_BT1).to(self._device)
 
         scale_M = self._count_scale(step)
-        losses = self._fitted(lambda plan: add_gradients(self.model, tokens_BT1, training, plan, scale_M))
+        losses = self._fitted(lambda plan: self.engine.add_gradients(tokens_BT1, plan, scale_M))
         gradient_norm = self._update(rate) if losses.finite else None
-        self.optimizer.drop_gradients()
+        self.engine.drop_gradients()
 
         self.local_step += 1
         return StepReport(
@@ -237,7 +247,7 @@ class Trainer:
         """Let the optimizer use the gradients. Raises MachineError if there is no memory for its state: activations
         are gone by then, so that smaller micro-batches would not help."""
         try:
-            return self.optimizer.step(rate)
+            return self.engine.step(rate)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -257,7 +267,7 @@ class Trainer:
                     raise memory_error(f"one sequence of {length} tokens", error) from error
                 reason = str(error).partition("\n")[0]
             # only here, where the exception and with it the frames of the attempt are gone, can its memory be freed
-            self.optimizer.drop_gradients()
+            self.engine.drop_gradients()
             give_back(self._device)
             self._notices.append(f"out of memory with {self.plan}; going on with {plan} ({reason})")
             self.plan = plan
@@ -276,34 +286,29 @@ class Trainer:
             owned_M[list(shard_experts(shard, self.config.experts_per_shard))] = True
         return owned_count_scale(owned_M, step, training.total_steps)
 
-    def _weights_are_finite(self) -> bool:
-        return all(bool(torch.isfinite(weight).all()) for weight in self.model.parameters())
-
     # ------------------------------------------------------------------------------------------- what comes out of it
 
     def delta_psi(self) -> Tensors:
         """Trained minus start of the shared modules, fp32, by name."""
-        return {name: self._delta(name, weight) for name, weight in self.model.psi().items()}
+        return {name: self._delta(name) for name in self._psi_start}
 
     def flat_delta_psi(self) -> F32:
         """The same in psi's flat order (training/layout.py), made tensor by tensor: [values of psi]."""
         layout = psi_layout(self.config)
         flat = np.empty(layout.num_values, dtype=np.float32)
         for name, values in unflatten(layout, flat).items():
-            self._delta(name, self.model.get_parameter(name), values)
+            self._delta(name, values)
         return flat
 
-    def _delta(self, name: str, weight: torch.Tensor, out: F32 | None = None) -> F32:
-        trained: F32 = weight.detach().cpu().numpy()
+    def _delta(self, name: str, out: F32 | None = None) -> F32:
+        trained = self.engine.host_weight(name)
         return np.subtract(trained, self._psi_start[name], out=out, dtype=np.float32)
 
     def trained(self, shard: int) -> Tensors:
         """Values of an owned shard as they are now: fp32 copies, by name. Raises ValueError for a shard of others."""
         if shard not in self.owned:
             raise ValueError(f"shard {shard} is not owned here")
-        weights = self.model.owned()
-        names = shard_tensor_names(self.config.model, self.config.experts_per_shard, shard)
-        return {name: to_numpy(weights[name]) for name in names}
+        return self.engine.weights(shard_tensor_names(self.config.model, self.config.experts_per_shard, shard))
 
     def published(self, update: PendingUpdate) -> None:
         """Note what the codecs left over of this round's update."""
@@ -315,9 +320,7 @@ class Trainer:
         training = self.config.training
 
         def attempt(plan: StepPlan) -> Evaluation:
-            with autocast(self._device):
-                return evaluate(
-                    self.model, documents, self.tokenizer, training.sequence_length, plan.micro_sequences, max_bytes
-                )
+            num_sequences = plan.micro_sequences * self.engine.num_ranks
+            return evaluate(self.engine, documents, self.tokenizer, training.sequence_length, num_sequences, max_bytes)
 
         return self._fitted(attempt)

@@ -76,14 +76,19 @@ def test_node_config_holds_what_was_chosen_and_defaults_for_the_rest(tmp_path: P
     text = tmp_path / "a.txt"
     text.write_text("words")
     choices = Choices(threads=2, data=(text,), rounds=5, run="ab", gpu="none")
-    config = node_config(choices, data_dir=tmp_path, device="cpu", invite_seed=b"s" * 32)
+    config = node_config(choices, data_dir=tmp_path, devices=("cpu",), invite_seed=b"s" * 32)
     assert (config.threads, config.data, config.stop_after_round, config.device) == (2, (text,), 5, "cpu")
     assert (config.listen, config.capacity, config.invite_seed) == (("/ip4/0.0.0.0/tcp/0",), None, b"s" * 32)
 
 
+def test_the_first_device_is_the_nodes_and_the_others_are_further_ones(tmp_path: Path) -> None:
+    config = node_config(Choices(), data_dir=tmp_path, devices=("cuda:2", "cuda:0"), invite_seed=None)
+    assert (config.device, config.more_devices) == ("cuda:2", ("cuda:0",))
+
+
 @pytest.mark.parametrize(("text", "size"), [("10GB", 10**10), ("6GiB", 6 * 2**30), ("1.5 gb", 1_500_000_000)])
 def test_memory_is_given_in_sizes_that_people_write(tmp_path: Path, text: str, size: int) -> None:
-    config = node_config(from_flags(memory=text), data_dir=tmp_path, device="cpu", invite_seed=None)
+    config = node_config(from_flags(memory=text), data_dir=tmp_path, devices=("cpu",), invite_seed=None)
     assert config.memory_bytes == size
 
 
@@ -95,11 +100,13 @@ def test_memory_without_a_sensible_unit_is_refused(text: str) -> None:
 
 def test_compiling_is_for_gpus(tmp_path: Path) -> None:
     choices = from_flags(compile=True)
-    assert node_config(choices, data_dir=tmp_path, device="cuda:0", invite_seed=None).compile
+    assert node_config(choices, data_dir=tmp_path, devices=("cuda:0",), invite_seed=None).compile
     with pytest.raises(ConfigError, match="--compile needs a GPU"):
-        node_config(choices, data_dir=tmp_path, device="cpu", invite_seed=None)
+        node_config(choices, data_dir=tmp_path, devices=("cpu",), invite_seed=None)
+    with pytest.raises(ConfigError, match="several GPUs"):
+        node_config(choices, data_dir=tmp_path, devices=("cuda:0", "cuda:1"), invite_seed=None)
     no_compile = choose(from_flags(compile=False), {"SPES_COMPILE": "1"})
-    assert not node_config(no_compile, data_dir=tmp_path, device="cpu", invite_seed=None).compile
+    assert not node_config(no_compile, data_dir=tmp_path, devices=("cpu",), invite_seed=None).compile
 
 
 def test_data_paths_become_absolute_and_keep_their_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

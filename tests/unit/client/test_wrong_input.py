@@ -76,10 +76,11 @@ def test_a_folder_without_text_is_refused(spes_p2p: Run, home: Path, tmp_path: P
 
 def test_a_gpu_that_is_not_there_ends_with_5_and_names_none(spes_p2p: Run, home: Path) -> None:
     refused(spes_p2p("join", LINK, "--gpu", "99"), 5, "--gpu 99", "`--gpu none`")
+    refused(spes_p2p("join", LINK, "--gpu", "0,99"), 5, "--gpu 0,99", "`--gpu none`")
     assert not home.exists()
 
 
-@pytest.mark.parametrize("gpu", ["x", "0,1", "-1", "cuda"])
+@pytest.mark.parametrize("gpu", ["x", "0,0", "0,", "0,x", "-1", "cuda"])
 def test_a_malformed_gpu_is_refused(spes_p2p: Run, home: Path, gpu: str) -> None:
     refused(spes_p2p("join", LINK, f"--gpu={gpu}"), 2, f"--gpu {gpu}")
     assert not home.exists()

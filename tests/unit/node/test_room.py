@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from spes_p2p.node import room
-from spes_p2p.node.room import ADDRESSES_PER_BYTE, FREE_SHARE, room_for_training
+from spes_p2p.node.room import ADDRESSES_PER_BYTE, FREE_SHARE, room_for_ranks, room_for_training
+from spes_p2p.training.fit import Room
 
 CPU = torch.device("cpu")
 
@@ -46,3 +47,15 @@ def test_on_a_gpu_its_own_free_memory_counts_and_main_memory_beside_it(monkeypat
     free = room_for_training(torch.device("cuda:0"), None)
     assert (free.device_bytes, free.host_bytes) == (int(8e9 * FREE_SHARE), int(16e9 * FREE_SHARE))
     assert room_for_training(torch.device("cuda:0"), 5_000_000_000).device_bytes == 5_000_000_000
+
+
+@pytest.mark.usefixtures("machine")
+def test_ranks_on_a_cpu_share_its_memory():
+    assert room_for_ranks([CPU], None) == room_for_training(CPU, None)
+    assert room_for_ranks([CPU, CPU], None).device_bytes == int(16e9 * FREE_SHARE) // 2
+
+
+def test_of_several_gpus_the_one_with_least_counts(monkeypatch: pytest.MonkeyPatch):
+    rooms = {0: Room(device_bytes=7, host_bytes=90), 1: Room(device_bytes=5, host_bytes=90)}
+    monkeypatch.setattr(room, "room_for_training", lambda device, memory_bytes: rooms[device.index])
+    assert room_for_ranks([torch.device("cuda:0"), torch.device("cuda:1")], None) == rooms[1]

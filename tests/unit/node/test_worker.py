@@ -10,15 +10,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
-from spes_p2p.errors import BlobError, DataError, MachineError, TrainerError
+from spes_p2p.errors import BlobError, ConfigError, DataError, MachineError, TrainerError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.node.worker import BackOff, Restarting, Worker
 from spes_p2p.node.worker_messages import Done, Hello, LoadStart, Progress, ReplyEnvelope, to_frame
 from spes_p2p.storage.blobs import DiskBlobs
 from spes_p2p.testing.blobs import MemoryBlobs
 from spes_p2p.testing.training import tiny_documents, tiny_run
+from spes_p2p.training.checks import check_expert_blob, check_psi_piece
 from spes_p2p.training.data import TokenStream, data_key, load_corpus
 from spes_p2p.training.documents import document_hash
 from spes_p2p.training.genesis import genesis_start, make_genesis
@@ -297,3 +299,72 @@ def test_what_libraries_print_does_not_get_between_the_replies():
     done = subprocess.run([sys.executable, "-c", script], stdin=subprocess.DEVNULL, capture_output=True, check=True)
     assert done.stdout == to_frame(ReplyEnvelope(5, Done()))
     assert done.stderr == b"noise\nnoise\n"
+
+
+# ------------------------------------------------------------------------------------------------- with a second rank
+
+
+def rank_of(worker) -> int:
+    [child] = psutil.Process(worker.pid).children()
+    return child.pid
+
+
+async def test_a_round_over_two_ranks_gives_an_update_that_ackers_accept(tmp_path):
+    listener = Listener()
+    async with running(make_hello(tmp_path, more_devices=("cpu",), frozen_format="int8"), listener) as worker:
+        await worker.start()
+        spec = genesis(tmp_path)
+        begun = await worker.load_start(LoadStart(spec=spec, owned=(1, 2)))
+        trained = await worker.train(3)
+        update = await worker.publish()
+        exported = await worker.export_handover(1)
+        again = await worker.load_start(LoadStart(spec=spec, owned=(1, 2)))
+        pids = (worker.pid, rank_of(worker))
+    assert listener.restarts == []
+    assert all(map(has_ended, pids))
+    assert begun.nats_per_byte == pytest.approx(again.nats_per_byte, rel=1e-2)
+    assert (trained.num_steps, trained.finite) == (3, True)
+    assert [piece.index for piece in update.experts] == [1, 2]
+    store = DiskBlobs(tmp_path / "blobs")
+    reader = StartReader(CONFIG, store, spec)
+    for piece in update.psi:
+        assert piece.squared_norm > 0
+        assert check_psi_piece(CONFIG, piece.index, store.read(piece.blob), piece.squared_norm) is None
+    for piece in update.experts:
+        data = store.read(piece.blob)
+        assert piece.squared_norm > 0
+        assert check_expert_blob(CONFIG, piece.index, data, reader.row_tensor, piece.squared_norm) is None
+    assert exported.size_bytes == len(store.read(exported.blob))
+
+
+async def test_a_rank_that_is_killed_is_a_death_of_the_trainer_and_training_goes_on(tmp_path):
+    listener = Listener()
+    async with running(make_hello(tmp_path, more_devices=("cpu",)), listener) as worker:
+        await worker.load_start(LoadStart(spec=genesis(tmp_path), owned=(0,)))
+        rank = rank_of(worker)
+        listener.at_progress = lambda: os.kill(rank, signal.SIGKILL)
+        trained = await worker.train(60)
+        assert trained.num_steps == 60
+        assert [event.reason for event in listener.restarts] == [
+            "exit code 1: the trainer's process of cpu: ended by SIGKILL"
+        ]
+        assert worker.ready.resumed_round == 1
+        # what was trained dies with any rank
+        os.kill(rank_of(worker), signal.SIGKILL)
+        with pytest.raises(TrainerError, match="ended by SIGKILL"):
+            await worker.publish()
+
+
+async def test_a_trainer_that_is_killed_leaves_no_rank(tmp_path):
+    listener = Listener()
+    async with running(make_hello(tmp_path, more_devices=("cpu",)), listener) as worker:
+        await worker.start()
+        rank = rank_of(worker)
+        os.kill(worker.pid, signal.SIGKILL)
+        assert has_ended(rank)
+
+
+async def test_compiling_is_not_for_several_devices(tmp_path):
+    async with running(make_hello(tmp_path, more_devices=("cpu",), compile=True), Listener()) as worker:
+        with pytest.raises(ConfigError, match="several GPUs"):
+            await worker.start()

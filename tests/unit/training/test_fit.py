@@ -97,3 +97,9 @@ def test_one_line_tells_what_was_chosen_and_what_it_needs():
         "memory: room for 3 of 8 shards in micro-batches of 1 sequence, layers computed again in the backward pass; "
         f"that needs {need.device.peak_bytes / 1e9:.1f} GB of what is free"
     )
+
+
+def test_several_devices_begin_with_the_sequences_of_one():
+    need = fit(RUN, node(more_devices=("cpu",)), Room(device_bytes=10**12))
+    assert need.plan == StepPlan(micro_sequences=2)
+    assert next(iter(plans(RUN, 3))) == StepPlan(micro_sequences=2)

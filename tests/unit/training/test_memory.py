@@ -118,3 +118,28 @@ def test_the_rows_of_a_table_add_up():
         rows = [(what, size) for place, what, size in need.rows() if place == where]
         assert rows[-1] == ("all", pool.peak_bytes)
         assert sum(size for _, size in rows[:-1]) == pool.peak_bytes
+
+
+def test_a_rank_holds_its_share_and_what_it_gathers_for_a_while():
+    alone, ranks = (
+        memory_need(RUN, node(more_devices=more), 2, StepPlan(micro_sequences=2)) for more in ((), ("cpu", "cpu"))
+    )
+    assert ranks.device.held_bytes == pytest.approx(alone.device.held_bytes / 3, rel=0.02)
+    phases = dict(ranks.device.phases)
+    ends = 4 * (2 * 320 * 64 + 64)
+    layer = amount(phases["loss"], "layers and ends gathered from all ranks") - ends
+    trained = 4 * (2 * 64 + 2 * 16 + 4 * 64 * 64 + 8 * 64 + 4 * 3 * 64 * 72)
+    assert layer == 3 * (trained + 4 * 4 * 3 * 64 * 72)
+    sums = amount(phases["sums of the ends"], "gradients of embedding and head to be summed")
+    assert sums == 2 * ends + ends // 3
+    gathered = "layers and ends gathered from all ranks"
+    assert amount(dict(alone.device.phases)["loss"], gathered) == 0
+
+
+def amount(amounts: tuple[tuple[str, int], ...], what: str) -> int:
+    return dict(amounts)[what]
+
+
+def test_ranks_share_a_batch():
+    plans = [memory_need(RUN, node(more_devices=("cpu",)), 2, StepPlan(micro_sequences=n)) for n in (2, 4)]
+    assert plans[0].device.peak_bytes == plans[1].device.peak_bytes
