@@ -20,6 +20,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _CPU_ALLOCATOR)
 
 
+def says_out_of_memory(reason: str) -> bool:
+    """Whether another process ended for want of memory, by what it said: `TYPE: MESSAGE` of the exception."""
+    words = (torch.OutOfMemoryError.__name__, MemoryError.__name__, *_CPU_ALLOCATOR)
+    return any(word in reason for word in words)
+
+
 def give_back(device: torch.device) -> None:
     """Return memory that nothing refers to any more, cycles of an abandoned graph included, to whoever asks next."""
     gc.collect()

@@ -10,7 +10,7 @@ import torch
 
 from spes_p2p.errors import MachineError
 from spes_p2p.testing.training import genesis_round, tiny_documents, tiny_run, tiny_trainer
-from spes_p2p.training.out_of_memory import is_out_of_memory
+from spes_p2p.training.out_of_memory import is_out_of_memory, says_out_of_memory
 from spes_p2p.training.plan import StepPlan
 from spes_p2p.training.trainer import StepReport, Trainer
 
@@ -204,3 +204,17 @@ def test_a_trainer_under_a_real_limit_finds_a_plan_that_fits():
     micro, num_notices = map(int, done.stdout.split())
     assert micro in (1, 2, 4, 8)
     assert 16 >> num_notices == micro
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_memory"),
+    [
+        ("the trainer's process of cuda:1: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", True),
+        ("the trainer's process of cpu: RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", True),
+        ("the trainer's process of cpu: MemoryError: ", True),
+        ("the trainer's process of cuda:1: ended by SIGKILL", False),
+        ("the trainer's process of cuda:1: KeyError: 'x'", False),
+    ],
+)
+def test_a_rank_that_lacked_memory_is_known_by_its_last_words(reason, is_memory):
+    assert says_out_of_memory(reason) == is_memory
