@@ -77,6 +77,7 @@ class StepReport:
     gradient_norm: float | None
     """Before clipping; None: the step was skipped."""
     learning_rate: float
+    """Of the experts; psi's is `psi_lr_ratio` times this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,9 @@ class Trainer:
         self.stream = stream
         self.tokenizer = tokenizer or ByteTokenizer()
         self.model = Transformer.build(config.model, frozen_format, device)
-        self.optimizer = NamedAdamW(config.training, self.model.psi(), moments)
+        psi = self.model.psi()
+        ratios = dict.fromkeys(psi, config.training.psi_lr_ratio)
+        self.optimizer = NamedAdamW(config.training, psi, moments, ratios)
         self.work = OwnWork(config)
         self.owned: tuple[int, ...] = ()
         self.round = -1
