@@ -51,7 +51,9 @@ class Engine:
         self.config = config
         self.device = torch.device(device)
         self._model = Transformer.build(config.model, frozen_format, device)
-        self._optimizer = NamedAdamW(config.training, self._model.psi(), moments)
+        psi = self._model.psi()
+        ratios = dict.fromkeys(psi, config.training.psi_lr_ratio)
+        self._optimizer = NamedAdamW(config.training, psi, moments, rate_ratios=ratios)
 
     @property
     def model(self) -> Transformer:

@@ -38,6 +38,14 @@ def test_steps_follow_adamw_with_decay_on_everything():
         assert a.item() == pytest.approx(value, rel=1e-5)
 
 
+def test_weights_with_a_ratio_have_their_own_rate():
+    a, b, c = weight(1.0), weight(1.0), weight(1.0)
+    for at in ({"a": a, "b": b}, {"c": c}):
+        optimizer = NamedAdamW(CONFIG, at, rate_ratios={"a": 0.5})
+        step(optimizer, {parameter: [0.2] for parameter in at.values()}, rate=0.1 if "a" in at else 0.05)
+    assert a.item() == c.item() > b.item()
+
+
 def test_gradients_are_clipped_over_all_weights_together():
     a, b = weight(0.0), weight(0.0)
     optimizer = NamedAdamW(CONFIG, {"a": a, "b": b})
