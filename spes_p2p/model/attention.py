@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spes_p2p.config import ModelConfig
+from spes_p2p.model.products import Linear
 
 
 class RMSNorm(nn.Module):
@@ -78,10 +79,10 @@ class Attention(nn.Module):
         self.head_dim = config.resolved_head_dim
         self.norm_per_head = config.qk_norm == "head"
         q_width, k_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        self.q = nn.Linear(config.width, q_width, bias=False)
-        self.k = nn.Linear(config.width, k_width, bias=False)
-        self.v = nn.Linear(config.width, k_width, bias=False)
-        self.o = nn.Linear(q_width, config.width, bias=False)
+        self.q = Linear(config.width, q_width)
+        self.k = Linear(config.width, k_width)
+        self.v = Linear(config.width, k_width)
+        self.o = Linear(q_width, config.width)
         self.q_norm = RMSNorm(self.head_dim if self.norm_per_head else q_width, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim if self.norm_per_head else k_width, config.rms_norm_eps)
 
