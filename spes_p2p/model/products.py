@@ -63,8 +63,14 @@ def add_product_(into_MN: Tensor, left_MK: Tensor, right_KN: Tensor) -> Tensor:
     if not _is_worth_it(left_MK, right_KN):
         same = into_MN.dtype == left_MK.dtype
         return into_MN.addmm_(left_MK, right_KN) if same else into_MN.add_(left_MK @ right_KN)
-    for rows in _tiles(left_MK.shape[0], right_KN.shape[1]):
-        into_MN[rows] += _by_onednn(left_MK[rows], right_KN)
+    tiles = _tiles(left_MK.shape[0], right_KN.shape[1])
+    scratch = left_MK.new_empty(left_MK[tiles[0]].numel())
+    for rows in tiles:
+        part_KM = left_MK[rows].T
+        if len(tiles) > 1 and left_MK.stride(0) == 1:
+            # columns of a wide matrix: their gaps would make oneDNN's own copy slow
+            part_KM = scratch[: part_KM.numel()].view(part_KM.shape).copy_(part_KM)
+        into_MN[rows] += _by_onednn(part_KM.T, right_KN)
     return into_MN
 
 

@@ -277,7 +277,8 @@ class Trainer:
         return owned_count_scale(owned_M, step, training.total_steps)
 
     def _weights_are_finite(self) -> bool:
-        return all(bool(torch.isfinite(weight).all()) for weight in self.model.parameters())
+        # the least and the largest value, which are NaN if any value is, in one pass
+        return all(bool(torch.isfinite(torch.stack(weight.aminmax())).all()) for weight in self.model.parameters())
 
     # ------------------------------------------------------------------------------------------- what comes out of it
 
