@@ -96,14 +96,15 @@ class Transformer(nn.Module):
         cos_TH, sin_TH = self._rotary(tokens_BT.shape[1], tokens_BT.device)
         x_BTD = self.embed(tokens_BT)
         routings: list[Routing] = []
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
             if checkpoint_layers:
                 # nothing here draws random numbers, so their state need not be kept
                 x_BTD, routing = checkpoint(layer, x_BTD, cos_TH, sin_TH, use_reentrant=False, preserve_rng_state=False)
             else:
                 x_BTD, routing = layer(x_BTD, cos_TH, sin_TH)
             routings.append(routing)
-            give_holes_back(x_BTD)
+            if checkpoint_layers or 2 * index >= len(self.layers):  # before that, what is kept is far from its most
+                give_holes_back(x_BTD)
         return self.norm(x_BTD), routings
 
     def losses(

@@ -91,7 +91,8 @@ class Engine:
     def weights_are_finite(self) -> bool:
         """Whether no trained weight is NaN or infinite."""
         trained = self.model.psi() | self.model.owned()
-        return all(bool(torch.isfinite(weight).all()) for weight in trained.values())
+        # the least and the largest value, which are NaN if any value is, in one pass
+        return all(bool(torch.isfinite(torch.stack(weight.aminmax())).all()) for weight in trained.values())
 
     # -------------------------------------------------------------------------------------------------------- computing
 
