@@ -141,7 +141,7 @@ def _onednn_is_faster() -> bool:
     """Whether this is an AMD processor with AVX-512, and both libraries are there and work."""
     return (
         torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]  # untyped in torch
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # the same
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and "AuthenticAMD" in _processor()
         and _onednn_works()
