@@ -26,7 +26,8 @@ SMALLEST = 1 << 22
 TILE_BYTES = 4 << 20
 """Most of a new result that is only copied or added to where it belongs."""
 PAD_ROWS = 32
-"""Sizes that vary are rounded up to a multiple of this."""
+"""Sizes that vary are rounded up to a multiple of this, or of a sixteenth of the power of two below them if that is
+more: code for a shape is kept, so there must not be too many."""
 _NO_CODE = "could not create a primitive"
 """What oneDNN says if it cannot make code for a shape."""
 
@@ -38,7 +39,10 @@ def takes(like: Tensor) -> bool:
 
 def padded(size: int, like: Tensor) -> int:
     """The number of rows to compute with, where `size` are needed: more only if oneDNN computes."""
-    return -(-size // PAD_ROWS) * PAD_ROWS if takes(like) else size
+    if not takes(like):
+        return size
+    step = max(PAD_ROWS, 1 << size.bit_length() >> 5)
+    return -(-size // step) * step
 
 
 def product(left_MK: Tensor, right_KN: Tensor, out: Tensor | None = None) -> Tensor:
@@ -137,7 +141,7 @@ def _onednn_is_faster() -> bool:
     """Whether this is an AMD processor with AVX-512, and both libraries are there and work."""
     return (
         torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]  # untyped in torch
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # the same
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and "AuthenticAMD" in _processor()
         and _onednn_works()

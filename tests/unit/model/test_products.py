@@ -87,7 +87,9 @@ def test_linear_has_the_gradients_of_plain_linear() -> None:
 
 def test_sizes_are_rounded_up_for_onednn_alone(onednn: bool) -> None:
     like = random(1, 1)
-    assert [padded(size, like) for size in (0, 1, 32, 33)] == ([0, 32, 32, 64] if onednn else [0, 1, 32, 33])
+    assert [padded(size, like) for size in (0, 1, 32, 33, 3001)] == (
+        [0, 32, 32, 64, 3072] if onednn else [0, 1, 32, 33, 3001]
+    )
     assert padded(33, like.double()) == 33
 
 
