@@ -164,6 +164,18 @@ def test_other_errors_are_not_taken_for_it(error):
     assert trainer.plan.micro_sequences == BATCH
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_a_gpu_that_is_full_is_recognised_outside_of_the_allocator_too(words):
+    """Libraries, and kernels that need memory of their own, ask the driver past PyTorch's allocator."""
+    assert is_out_of_memory(RuntimeError(words))
+
+
 def test_numpy_out_of_memory_is_recognised():
     with pytest.raises(MemoryError) as caught:
         np.empty(1 << 60, dtype=np.uint8)
