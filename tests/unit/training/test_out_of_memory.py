@@ -1,7 +1,9 @@
 """A step that does not fit into memory is made again in smaller pieces, of the same tokens."""
 
+import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -108,6 +110,32 @@ def test_memory_that_ran_out_late_in_the_batch_leaves_no_gradient_of_it_behind()
     expected.train(1)
     assert calls == [2, 2, 1, 1, 1, 1]
     assert same_weights(trainer, expected)
+
+
+def test_what_an_attempt_left_in_cycles_is_gone_before_the_next():
+    """An abandoned graph is often part of one, and would stay until Python happens to look for it."""
+    trainer, left, alive = started(), [], []
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.own = self
+
+    hidden = trainer.model.hidden
+
+    def failing_once(tokens_BT, checkpoint_layers=False):
+        alive.append(sum(cycle() is not None for cycle in left))
+        if not left:
+            left.append(weakref.ref(Cycle()))
+            raise cuda_error()
+        return hidden(tokens_BT, checkpoint_layers)
+
+    trainer.model.hidden = failing_once
+    gc.disable()
+    try:
+        trainer.train(1)
+    finally:
+        gc.enable()
+    assert alive == [0, 0, 0]
 
 
 def test_checkpointing_comes_last_and_the_user_is_told_of_every_change():
