@@ -182,6 +182,15 @@ def amount(amounts: tuple[tuple[str, int], ...], what: str) -> int:
     return dict(amounts)[what]
 
 
+def test_the_first_rank_has_the_row_that_is_left_over():
+    """321 rows over two ranks are 161 and 160, as FSDP2 cuts."""
+    run = RUN.model_copy(update={"model": MODEL.model_copy(update={"vocab_size": 321})})
+    held = dict(held_amounts(run, node(more_devices=("cpu",)), 0))
+    rows = [-(-shape[0] // 2) * math.prod(shape[1:]) for shape in psi_shapes(run.model).values()]
+    assert held["weights of psi"] == 4 * sum(rows)
+    assert 2 * sum(rows) == sum(map(math.prod, psi_shapes(run.model).values())) + 2 * 64  # embedding and head
+
+
 def test_ranks_share_a_batch():
     plans = [memory_need(RUN, node(more_devices=("cpu",)), 2, StepPlan(micro_sequences=n)) for n in (2, 4)]
     assert plans[0].device.peak_bytes == plans[1].device.peak_bytes
