@@ -345,6 +345,8 @@ class NodeConfig(Frozen):
 
 
 _PLAIN = {
+    "byte_size": "must be a size such as 10GB",
+    "byte_size_unit": "must be a size such as 10GB",
     "extra_forbidden": "there is no such key",
     "int_parsing": "must be a whole number",
     "int_type": "must be a whole number",

@@ -222,13 +222,13 @@ class TrainerService:
         note = read_failed_plan(self._state_dir) if self._team is not None else None
         failed = note.plan if note is not None and note.num_owned <= num_owned else None
         need = largest_plan(self._config, self._node, num_owned, self._room, failed)
-        if need is not None and failed is not None:
-            self._notices.append(f"out of memory on several devices with {failed}; going on with {need.plan}")
         if need is None:
             return  # more than was offered: it is tried as it is, and made smaller where memory really runs out
         if self._planned is None or num_owned != self._planned[0]:
             self._trainer.plan = need.plan
             self._planned = num_owned, need.plan
+            if failed is not None:
+                self._notices.append(f"out of memory on several devices with {failed}; going on with {need.plan}")
 
     def _train(
         self, request: Train, should_stop: Callable[[], bool], on_progress: Callable[[Progress], None]

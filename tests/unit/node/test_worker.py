@@ -348,8 +348,10 @@ async def test_several_devices_do_not_try_again_what_ran_out_of_memory(tmp_path)
         await worker.start()
         begun = await worker.load_start(LoadStart(spec=genesis(tmp_path), owned=(1, 2)))
         assert (await worker.train(1)).num_steps == 1
+        again = await worker.load_start(LoadStart(spec=genesis(tmp_path), owned=(1, 2)))
     (notice,) = begun.notices
     assert notice.startswith(f"out of memory on several devices with {note.plan}; going on with micro-batches of ")
+    assert again.notices == ()  # it is said once, not in every round
 
 
 async def test_a_rank_that_is_killed_is_a_death_of_the_trainer_and_training_goes_on(tmp_path):
