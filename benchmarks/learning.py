@@ -217,9 +217,9 @@ def claims(items: Iterable[Difference]) -> list[dict[str, object]]:
             "name": f"{item.ours.method} against {item.peer.method}, {item.ours.text}, nats per byte of held-out text",
             "ours": round(item.ours.mean, 4),
             "peer": round(item.peer.mean, 4),
-            "ratio": round(item.peer.mean / item.ours.mean, 4),
+            "ratio": round(item.ours.mean / item.peer.mean, 4),
             "better": "lower",
-            "target": round(MOST_BEHIND * item.peer.mean, 4)
+            "target": MOST_BEHIND
             if item.peer.method == "centralised" and item.ours.method.startswith("spes")
             else None,
         }

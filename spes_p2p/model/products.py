@@ -25,6 +25,8 @@ SMALLEST = 1 << 22
 """Multiplications of the smallest product that is worth a call of oneDNN."""
 TILE_BYTES = 4 << 20
 """Most of a new result that is only copied or added to where it belongs."""
+ADDED_BYTES = 64 << 20
+"""Most of a product in bf16 that is made to be added to an fp32 sum."""
 PAD_ROWS = 32
 """Sizes that vary are rounded up to a multiple of this, or of a sixteenth of the power of two below them if that is
 more: code for a shape is kept, so there must not be too many."""
@@ -65,8 +67,14 @@ def product(left_MK: Tensor, right_KN: Tensor, out: Tensor | None = None) -> Ten
 def add_product_(into_MN: Tensor, left_MK: Tensor, right_KN: Tensor) -> Tensor:
     """into += left @ right, without a gradient."""
     if not _is_worth_it(left_MK, right_KN):
-        same = into_MN.dtype == left_MK.dtype
-        return into_MN.addmm_(left_MK, right_KN) if same else into_MN.add_(left_MK @ right_KN)
+        if into_MN.dtype == left_MK.dtype:
+            return into_MN.addmm_(left_MK, right_KN)
+        # a narrower product exists before it is added: never all of it
+        num_rows = max(1, ADDED_BYTES // (right_KN.shape[1] * left_MK.element_size()))
+        pieces = zip(into_MN.split(num_rows), left_MK.split(num_rows), strict=True)  # type: ignore[no-untyped-call]  # untyped in torch
+        for into, left in pieces:
+            into.add_(left @ right_KN)
+        return into_MN
     tiles = _tiles(left_MK.shape[0], right_KN.shape[1])
     scratch = left_MK.new_empty(left_MK[tiles[0]].numel())
     for rows in tiles:

@@ -56,7 +56,9 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, frozen_format: FrozenFormat = "fp32") -> None:
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.width)
+        # from values: the random ones that it would draw itself load a compiler, which takes a second
+        weight_VD = torch.empty(config.vocab_size, config.width)
+        self.embed = nn.Embedding.from_pretrained(weight_VD, freeze=False)  # type: ignore[no-untyped-call]  # untyped in torch
         self.layers = nn.ModuleList(Layer(config, frozen_format) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.width, config.rms_norm_eps)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)

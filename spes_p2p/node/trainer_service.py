@@ -222,6 +222,8 @@ class TrainerService:
         note = read_failed_plan(self._state_dir) if self._team is not None else None
         failed = note.plan if note is not None and note.num_owned <= num_owned else None
         need = largest_plan(self._config, self._node, num_owned, self._room, failed)
+        if need is None and failed is not None:
+            self._trainer.plan = failed  # nothing is smaller: it is tried once more
         if need is None:
             return  # more than was offered: it is tried as it is, and made smaller where memory really runs out
         if self._planned is None or num_owned != self._planned[0]:

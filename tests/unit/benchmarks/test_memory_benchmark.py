@@ -31,15 +31,8 @@ def test_the_cards_that_the_documentation_names_are_large_enough(memory, name, f
     config = next(config for config in memory.LARGE if config.name == name)
     node = memory.NodeConfig(data_dir=Path(), device="cuda:0", frozen_format=frozen_format, moments="int8")
     need = memory.memory_need(config, node, 1, memory.StepPlan(micro_sequences=1, checkpoint=True))
-    # all of the card: of the tenth of what is free that `join` leaves to others, these need some
-    assert 0.9 * (card_bytes - CUDA_ITSELF_BYTES) < need.device.peak_bytes < card_bytes - CUDA_ITSELF_BYTES
-
-
-def test_the_7b_fits_as_join_reckons_in_int4(memory):
-    config = next(config for config in memory.LARGE if config.name == "7B, 16 shards")
-    node = memory.NodeConfig(data_dir=Path(), device="cuda:0", frozen_format="int4", moments="int8")
-    need = memory.memory_need(config, node, 1, memory.StepPlan(micro_sequences=1, checkpoint=True))
-    assert need.device.peak_bytes <= 0.9 * (24 * 2**30 - CUDA_ITSELF_BYTES)
+    # as `join` reckons: a tenth of what is free is left to others
+    assert need.device.peak_bytes <= 0.9 * (card_bytes - CUDA_ITSELF_BYTES)
 
 
 def test_the_table_of_the_documentation_is_what_the_command_prints(memory):

@@ -100,3 +100,13 @@ def test_without_memory_for_code_a_product_is_that_of_mm(monkeypatch: pytest.Mon
     monkeypatch.setattr(products, "_onednn", fails)
     left, right = sides("plain")
     torch.testing.assert_close(product(left, right), left @ right)
+
+
+@pytest.mark.parametrize("added_bytes", [1, 2 * 56 * 7, 1 << 20])
+def test_a_narrow_product_is_added_in_pieces(monkeypatch: pytest.MonkeyPatch, added_bytes: int) -> None:
+    monkeypatch.setattr(products, "ADDED_BYTES", added_bytes)
+    left, right = (side.bfloat16() for side in sides("transposed"))
+    into = random(40, 56)
+    wanted = into + (left @ right)
+    assert add_product_(into, left, right) is into
+    torch.testing.assert_close(into, wanted)
