@@ -141,7 +141,9 @@ class Runs:
                     self._chains[run] = chain  # visited last
                 self._start(f"run {run.hex()}", partial(self._follow, run, tuple(peers[:MAX_ASKED])))
             self._num_passes += 1
-            is_new = any(run not in self._chains or not self._chains[run].num_certificates for run in visited)
+            is_new = not visited or any(
+                run not in self._chains or not self._chains[run].num_certificates for run in visited
+            )
             await asyncio.wait([self._bug], timeout=FIRST_PAUSE_S if is_new else FOLLOW_EVERY_S)
             if self._bug.done():
                 raise self._bug.result()
