@@ -63,6 +63,7 @@ class Chain:
         self._genesis = genesis_head(signed.manifest, sizes_of_nothing(signed.manifest))
         self._lock = asyncio.Lock()
         """Held while the ledger is read or replaced."""
+        self._is_closed = False
         self._renew_at_ms = 0
         self.run = run_id(signed.manifest)
         self.manifest = encode(signed)
@@ -100,7 +101,7 @@ class Chain:
     async def answer(self, asker: PeerId, question: bytes) -> Sequence[bytes]:
         """Satisfies `ports.QuestionHandler`. Raises RemoteProtocolError, LocalStateError."""
         async with self._lock:
-            return await self._source.answer(asker, question)
+            return () if self._is_closed else await self._source.answer(asker, question)
 
     async def follow(self, peers: Sequence[PeerId]) -> None:
         """Go on to the tip that these peers can show. Raises LocalStateError, MachineError."""
@@ -114,6 +115,7 @@ class Chain:
     async def close(self) -> None:
         """Let the files go."""
         async with self._lock:
+            self._is_closed = True
             self._ledger.close()
 
     async def delete(self) -> None:

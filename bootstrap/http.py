@@ -17,10 +17,10 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spes_p2p.bootstrap.metrics import CONTENT_TYPE
 from spes_p2p.errors import MachineError
@@ -39,7 +39,21 @@ class _Server(uvicorn.Server):
         yield
 
 
-def application(health: Health, metrics: Callable[[], Awaitable[str]], host: str) -> Starlette:
+class _Guard:
+    """Lets through what came by one of these names."""
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[bytes]) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and dict(scope["headers"]).get(b"host", b"") not in self._hosts:
+            await PlainTextResponse("unknown host name", 421)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def application(health: Health, metrics: Callable[[], Awaitable[str]], host: str, port: int) -> Starlette:
     """The two pages."""
 
     async def show_health(_: Request) -> Response:
@@ -49,10 +63,10 @@ def application(health: Health, metrics: Callable[[], Awaitable[str]], host: str
     async def show_metrics(_: Request) -> Response:
         return Response(await metrics(), media_type=CONTENT_TYPE)
 
-    names = [host, "localhost", f"[{host}]"] if ipaddress.ip_address(host).is_loopback else ["*"]
+    hosts = frozenset(url.removeprefix("http://").encode() for url in (url_of(host, port), url_of("localhost", port)))
     return Starlette(
         routes=[Route("/health", show_health), Route("/metrics", show_metrics)],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=names)],
+        middleware=[Middleware(_Guard, hosts=hosts)] if ipaddress.ip_address(host).is_loopback else [],
     )
 
 

@@ -141,9 +141,9 @@ class BootstrapNode:
             return
         from spes_p2p.bootstrap.http import application, serve
 
-        host = place[0]
-        app = application(self.health, self.metrics, host)
-        self.http_url = await stack.enter_async_context(serve(app, host, ports.metrics(*place)))
+        host, port = place[0], ports.metrics(*place)
+        app = application(self.health, self.metrics, host, port)
+        self.http_url = await stack.enter_async_context(serve(app, host, port))
         write_file(path, json.dumps({"url": self.http_url}).encode())
         stack.callback(path.unlink, missing_ok=True)
 

@@ -28,12 +28,13 @@ from spes_p2p.protocol.questions import decode_question
 
 MAX_RUNS = 32
 FOLLOW_EVERY_S = 10.0
-FIRST_PAUSE_S = 1.0
-"""While a run is new here."""
+LOOK_EVERY_S = 1.0
 MAX_ASKED = 8
 """Visitors of a run that are asked at a time."""
-_FIND_EVERY_PASSES = 6
-"""Members that are no visitors are looked up once in so many passes."""
+_FIND_EVERY = 6
+"""Members that are no visitors are looked up once in so many times that a run is followed."""
+_NUM_HURRIED = 20
+"""So many times a run that is new here is followed at every look."""
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,8 @@ class Runs:
         """The run that was visited last at the end."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._complaints: dict[RunId, str] = {}
-        self._num_passes = 0
+        self._followed: dict[RunId, tuple[int, float]] = {}
+        """Runs that are visited: how often each was followed, and when it is due again on the loop's clock."""
         self._bug: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     @property
@@ -135,18 +137,23 @@ class Runs:
             for peer, run in self._host.visitors.items():
                 if run is not None:
                     visited.setdefault(run, []).append(peer)
+            self._followed = {run: self._followed.get(run, (0, 0.0)) for run in visited}
             for run, peers in visited.items():
-                chain = self._chains.pop(run, None)
-                if chain is not None:
-                    self._chains[run] = chain  # visited last
-                self._start(f"run {run.hex()}", partial(self._follow, run, tuple(peers[:MAX_ASKED])))
-            self._num_passes += 1
-            is_new = not visited or any(
-                run not in self._chains or not self._chains[run].num_certificates for run in visited
-            )
-            await asyncio.wait([self._bug], timeout=FIRST_PAUSE_S if is_new else FOLLOW_EVERY_S)
+                self._follow_if_due(run, tuple(peers[:MAX_ASKED]))
+            await asyncio.wait([self._bug], timeout=LOOK_EVERY_S)
             if self._bug.done():
                 raise self._bug.result()
+
+    def _follow_if_due(self, run: RunId, peers: tuple[PeerId, ...]) -> None:
+        times, due_s = self._followed[run]
+        chain = self._chains.pop(run, None)
+        if chain is not None:
+            self._chains[run] = chain  # visited last
+        is_new = (chain is None or not chain.num_certificates) and times < _NUM_HURRIED
+        now_s = asyncio.get_running_loop().time()
+        if is_new or now_s >= due_s:
+            self._followed[run] = times + 1, now_s + FOLLOW_EVERY_S
+            self._start(_name(run), partial(self._follow, run, peers))
 
     async def close(self) -> None:
         """Stop all of it."""
@@ -161,7 +168,7 @@ class Runs:
 
     async def _follow(self, run: RunId, peers: Sequence[PeerId]) -> None:
         """Ask for the manifest, or for what is new of the chain and, if there is a mirror, of the blobs."""
-        if self._num_passes % _FIND_EVERY_PASSES == 1:
+        if self._followed.get(run, (1, 0.0))[0] % _FIND_EVERY == 1:
             await self._find_members(run)
         chain = self._chains.get(run)
         if chain is None:
@@ -225,6 +232,10 @@ class Runs:
         logger.warning("run %s is dropped from the cache: %s", short_run(chain.run), reason.splitlines()[0])
         if self._chains.get(chain.run) is chain:
             del self._chains[chain.run]
+        following = self._tasks.get(_name(chain.run))
+        if following is not None and following is not asyncio.current_task():
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
         await chain.delete()
         await self._mirror.drop(chain.run)
 
@@ -248,6 +259,11 @@ class Runs:
         self._tasks.pop(task.get_name(), None)
         if not task.cancelled() and (bug := task.exception()) is not None and not self._bug.done():
             self._bug.set_result(bug)
+
+
+def _name(run: RunId) -> str:
+    """Of the task that follows a run."""
+    return f"run {run.hex()}"
 
 
 def _delete(folder: Path) -> None:

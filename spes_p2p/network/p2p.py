@@ -316,6 +316,9 @@ def daemon_arguments(options: DaemonOptions, control_address: str) -> list[str]:
         "persistentConnMaxMsgSize": guards.MAX_FRAME_BYTES,
     }
     lists = {"announceAddrs": options.announce, "trustedRelays": relays}
+    if options.relay_service:
+        # the daemon's own limits of 256 and 512 are for one peer of a run, not for who introduces all of them
+        flags |= {"connLo": 3072, "connHi": 4608}
     if options.metrics:
         flags["metricsAddr"] = options.metrics
     return [f"-{key}={value}" for key, value in flags.items()] + [

@@ -140,7 +140,7 @@ async def test_a_newcomer_gets_manifest_and_certificates_while_no_member_answers
         assert (sum_of(text, "spes_bootstrap_served_bytes_total") or 0) > 10_000
         status, health = await page(node, "/health")
         assert (status, json.loads(health)["runs"]) == (200, [RUN.hex()])
-        assert (await page(node, "/health", host="evil.example"))[0] == 400
+        assert (await page(node, "/health", host="evil.example"))[0] == 421
     # what it has kept outlives it, and so does its address
     async with bootstrap(options) as node:
         assert await node.addresses() == (address,)
