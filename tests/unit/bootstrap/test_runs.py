@@ -248,3 +248,55 @@ async def test_a_full_chain_that_nobody_can_shorten_is_served_as_it_is(world: Wo
     await chain.delete()
     with pytest.raises(LocalStateError):
         Chain.load(world.folder / "small", world.following)
+
+
+async def test_a_run_that_is_dropped_while_it_is_followed_does_no_harm(world: World) -> None:
+    member = world.visitor("member", run_of(CHAIN), ROUNDS)
+    asked = asyncio.Event()
+
+    async def never(asker: PeerId, question: bytes) -> list[bytes]:
+        asked.set()
+        await asyncio.Event().wait()
+        return []
+
+    member.set_question_handler(never)
+    await member.send(BOOT.peer_id, encode(signed(CHAIN)))
+    following = asyncio.create_task(world.runs.keep_following())
+    await asked.wait()
+    chain = world.runs.chains[run_of(CHAIN)]
+    await world.runs._drop(chain, "for a test")
+    assert not world.runs.chains
+    assert await chain.answer(member.peer_id, encode(TipQuestion())) == ()
+    assert not following.done()
+    following.cancel()
+
+
+async def test_a_bug_while_following_ends_the_following(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.visitor("member", run_of(CHAIN), 0)
+
+    async def broken(run: RunId, peers: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(world.runs, "_follow", broken)
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(world.runs.keep_following(), 60)
+
+
+def test_a_run_without_a_manifest_is_hurried_only_for_a_while() -> None:
+    asyncio.run(hurry())
+
+
+async def hurry() -> None:
+    class Clockless(Runs):
+        def __init__(self) -> None:
+            self._chains = {}
+            self._followed = {run_of(CHAIN): (0, 0.0)}
+            self.num_started = 0
+
+        def _start(self, name: str, work: object) -> None:
+            self.num_started += 1
+
+    runs = Clockless()
+    for _ in range(100):
+        runs._follow_if_due(run_of(CHAIN), ())
+    assert runs.num_started == runs_module._NUM_HURRIED
