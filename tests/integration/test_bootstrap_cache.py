@@ -20,6 +20,7 @@ from spes_p2p.bootstrap.options import BootstrapOptions, has_ip6
 from spes_p2p.crypto import verify
 from spes_p2p.errors import TransportError
 from spes_p2p.ids import PeerId, RoundNumber
+from spes_p2p.network.p2p import RELAY_STREAM
 from spes_p2p.network.quotas import QuotaLimits
 from spes_p2p.network.transport import NetworkOptions
 from spes_p2p.node.catching_up import CatchUp, Surroundings
@@ -188,6 +189,21 @@ async def test_every_kind_of_address_leads_to_it(tmp_path: Path, swarm: Loopback
             # raises UnreachableError if it is not met
             await swarm.start(number, of_run(address))
         assert len(node.transport.visitors) == len(addresses) + 1
+
+
+async def test_bytes_that_it_relays_are_counted(tmp_path: Path, swarm: LoopbackSwarm) -> None:
+    async with bootstrap(BootstrapOptions(data_dir=tmp_path / "boot", listen=(LISTEN,))) as node:
+        (address,) = await node.addresses()
+        alice = await swarm.start(1, of_run(address))
+        (entry,) = alice.transport.entry_peers
+        reader, writer = await alice.transport._daemon.open_stream(entry, RELAY_STREAM, timeout_s=60)
+        writer.write(b"\x02\x08\x00")  # 2 bytes: HopMessage{type: RESERVE}
+        answer = await reader.read(1024)
+        writer.close()
+        assert b"\x08\x88\x0e\x10\x80\x80\x80\x80\x10" in answer  # Limit{duration: 1800, data: 4 GiB}
+        bob = await swarm.start(2, NetworkOptions(identity_path=Path()))  # who knows nobody
+        await bob.transport._daemon.dial(alice.identity.peer_id, [f"{address}/p2p-circuit"], timeout_s=60)
+        assert (sum_of(await node.metrics(), "spes_bootstrap_relayed_bytes_total") or 0) > 100
 
 
 async def test_announced_names_are_what_it_prints(tmp_path: Path) -> None:
