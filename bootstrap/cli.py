@@ -13,14 +13,18 @@ from typing import Annotated
 
 import typer
 
+from spes_p2p import systemd
+from spes_p2p.bootstrap import flags
 from spes_p2p.bootstrap.node import BootstrapNode
-from spes_p2p.bootstrap.options import DEFAULT_LISTEN, BootstrapOptions
+from spes_p2p.bootstrap.options import BootstrapOptions
 from spes_p2p.errors import EXIT_INTERRUPTED, SpesError
 from spes_p2p.storage.places import home
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 PROGRAM = "spes-p2p-bootstrap"
+
+logger = logging.getLogger(__name__)
 
 
 def default_data_dir() -> Path:
@@ -31,25 +35,13 @@ def default_data_dir() -> Path:
     return home() / "bootstrap"
 
 
-def run_bootstrap(
-    *,
-    data_dir: Path,
-    listen: Sequence[str] = (),
-    announce: Sequence[str] = (),
-    bootstrap: Sequence[str] = (),
-    as_json: bool = False,
-) -> int:
+def run_bootstrap(options: BootstrapOptions, *, as_json: bool = False) -> int:
     """Run a bootstrap node until SIGINT, SIGTERM or SIGHUP; returns 0, the exit code.
 
-    `bootstrap` are addresses of other bootstrap nodes. First of all it prints the addresses to paste into an invite,
-    one a line, or with `as_json` one line `{"addresses": [...], "peer": "..."}`. Raises SpesError.
+    First of all it prints its addresses, one a line, and a line to paste into an invite link, with the other bootstrap
+    nodes that it was told of; or with `as_json` one line `{"addresses": [...], "peer": "...", "http": "..."}`. Raises
+    SpesError.
     """
-    options = BootstrapOptions(
-        data_dir=data_dir,
-        listen=tuple(listen) or DEFAULT_LISTEN,
-        announce=tuple(announce),
-        peers=tuple(bootstrap),
-    )
     options.check()
     asyncio.run(_run(options, as_json))
     return 0
@@ -63,14 +55,27 @@ async def _run(options: BootstrapOptions, as_json: bool) -> None:
     node = await BootstrapNode.start(options)
     try:
         addresses = await node.addresses()
-        peer = addresses[0].rsplit("/", 1)[1]
-        print(json.dumps({"addresses": addresses, "peer": peer}) if as_json else "\n".join(addresses), flush=True)
-        end, failure = asyncio.create_task(told_to_end.wait()), asyncio.create_task(node.wait_failed())
-        await asyncio.wait((end, failure), return_when=asyncio.FIRST_COMPLETED)
-        if failure.done():
-            raise failure.result()
+        if as_json:
+            peer = addresses[0].rsplit("/", 1)[1]
+            print(json.dumps({"addresses": addresses, "peer": peer, "http": node.http_url}), flush=True)
+        else:
+            print("\n".join((*addresses, invite_line((*addresses, *options.peers)))), flush=True)
+        if node.http_url is not None:
+            logger.info("health and metrics: %s/health, %s/metrics", node.http_url, node.http_url)
+        async with systemd.notifying():
+            end, failure = asyncio.create_task(told_to_end.wait()), asyncio.create_task(node.wait_failed())
+            await asyncio.wait((end, failure), return_when=asyncio.FIRST_COMPLETED)
+            if failure.done():
+                raise failure.result()
+            failure.cancel()
+            await asyncio.gather(failure, return_exceptions=True)
     finally:
         await node.close()
+
+
+def invite_line(addresses: Sequence[str]) -> str:
+    """What to append to an invite link so that it leads here too."""
+    return "append to an invite link: " + "".join(f",bootstrap={address}" for address in dict.fromkeys(addresses))
 
 
 @app.command()
@@ -84,22 +89,41 @@ def command(
     bootstrap: Annotated[
         list[str] | None, typer.Option("--bootstrap", help="Address of another bootstrap node. Repeatable.")
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of its identity and ports.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of its identity, ports and cache.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as JSON.")] = False,
+    metrics: flags.Metrics = flags.DEFAULT_METRICS_FLAG,
+    mirror: flags.Mirror = None,
+    cache: flags.Cache = None,
+    peer_requests: flags.PeerRequests = flags.DEFAULT_REQUESTS,
+    peer_rate: flags.PeerRate = None,
+    all_requests: flags.AllRequests = flags.DEFAULT_ALL_REQUESTS,
+    all_rate: flags.AllRate = None,
+    log_file: flags.LogFilePath = None,
+    log_size: flags.LogSize = None,
+    log_keep: flags.LogKeep = flags.DEFAULT_LOG_KEEP,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log lines as JSON objects.")] = False,
 ) -> None:
-    """Introduce peers to each other: a DHT server and relay. Prints its address, and runs until told to end."""
-    run_bootstrap(
+    """Introduce peers to each other: a DHT server and relay. Prints its addresses, and runs until told to end.
+
+    Example: spes-p2p-bootstrap --listen /ip4/0.0.0.0/tcp/31337 --announce /dns4/boot.example.org/tcp/31337
+    """
+    options = BootstrapOptions(
         data_dir=data_dir or default_data_dir(),
-        listen=listen or (),
-        announce=announce or (),
-        bootstrap=bootstrap or (),
-        as_json=as_json,
+        listen=tuple(listen or ()),
+        announce=tuple(announce or ()),
+        peers=tuple(bootstrap or ()),
+        metrics=metrics,
+        quotas=flags.quota_limits(peer_requests, peer_rate, all_requests, all_rate),
+        cache_bytes=flags.cache_bytes(cache),
+        mirror_bytes=flags.size_of("--mirror", mirror, 0),
     )
+    options.check()
+    flags.set_up_log(flags.log_lines(log_file, log_size, log_keep), as_json=log_json)
+    run_bootstrap(options, as_json=as_json)
 
 
 def main() -> None:
     """Entry point: one or two lines and an exit code for what goes wrong."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     sys.exit(run(sys.argv[1:]))
 
 

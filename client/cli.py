@@ -21,6 +21,7 @@ from spes_p2p.client.commands import (
     leave,
     ledger,
     recover,
+    service,
     simulate,
     status,
 )
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 run_app = typer.Typer(help="Start runs, and keep them going.", no_args_is_help=True)
 identity_app = typer.Typer(help="This machine's identity.", no_args_is_help=True)
+service_app = typer.Typer(help="Run a node or a bootstrap node as a systemd user service.", no_args_is_help=True)
 ledger_app = typer.Typer(help="The certificates that this machine holds.", no_args_is_help=True)
 
 app.command("demo")(demo.demo)
@@ -53,9 +55,16 @@ run_app.command("recover")(recover.recover)
 identity_app.command("show")(identity.show)
 ledger_app.command("show")(ledger.show)
 ledger_app.command("verify")(ledger.verify)
+# what it does not know itself are options of the command that the service runs
+service_app.command("install", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    service.install
+)
+service_app.command("uninstall")(service.uninstall)
+service_app.command("show")(service.show)
 app.add_typer(run_app, name="run")
 app.add_typer(identity_app, name="identity")
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(service_app, name="service")
 
 
 def _version(wanted: bool) -> None:

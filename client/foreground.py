@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from spes_p2p import systemd
 from spes_p2p.client import folders
 from spes_p2p.client.output import complain
 from spes_p2p.client.progress import Progress
@@ -66,6 +67,7 @@ async def _run(config: NodeConfig, link: InviteLink, log: structlog.typing.Filte
             # not before: a port in use, or a run that nobody answers for, is not worth remembering
             folders.remember(config.data_dir, format_link(link))
             await stack.enter_async_context(serve_control(handle, config.data_dir))
+            await stack.enter_async_context(systemd.notifying())
             following = asyncio.create_task(progress.follow(handle), name="progress lines")
             stack.callback(following.cancel)
 

@@ -66,6 +66,9 @@ def test_the_commands_are_there() -> None:
             "run admit",
             "run create",
             "run recover",
+            "service install",
+            "service show",
+            "service uninstall",
             "simulate",
             "status",
         ]

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from spes_p2p.bootstrap.flags import DEFAULT_LOG_KEEP, LogFilePath, LogKeep, LogSize, log_lines
 from spes_p2p.client import folders
 from spes_p2p.client.commands.options import Announce, Bootstrap, Data, DataDir, Listen, LogJson, Run, Tied
 from spes_p2p.client.gpu import CPU, choose_devices
@@ -19,6 +20,7 @@ from spes_p2p.config import NodeConfig
 from spes_p2p.errors import EXIT_INTERRUPTED, LinkError, UsageError
 from spes_p2p.network.addresses import parse_announce_address, parse_listen_address, parse_peer_address
 from spes_p2p.network.link import InviteLink, format_link, parse_link
+from spes_p2p.storage.logfile import LogFile
 
 EXIT_KILLED = 1
 
@@ -53,6 +55,9 @@ def join(
     ] = None,
     headless: Annotated[bool, typer.Option("--headless", help="No terminal UI: log lines instead.")] = False,
     log_json: LogJson = False,
+    log_file: LogFilePath = None,
+    log_size: LogSize = None,
+    log_keep: LogKeep = DEFAULT_LOG_KEEP,
     tied: Tied = False,
 ) -> int:
     """Take part in a run: get the model, claim expert shards, train, and publish an update every round.
@@ -76,6 +81,7 @@ def join(
         compile=compile_,
         rounds=rounds,
     )
+    lines_to = log_lines(log_file, log_size, log_keep)
     choices = _checked_addresses(choose(flags))
     invite = parse_link(link) if link is not None else find_link(choices)
     if choices.bootstrap:
@@ -95,8 +101,8 @@ def join(
         complain("no usable GPU: training on the CPU (--gpu none says so without asking)")
     if tied:
         tie_to_parent()
-    if headless or log_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return _run_headless(config, invite, as_json=log_json)
+    if headless or log_json or lines_to is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return _run_headless(config, invite, as_json=log_json, file=lines_to)
     return _run_with_ui(config, invite)
 
 
@@ -139,11 +145,11 @@ def _checked_addresses(choices: Choices) -> Choices:
     return choices.model_copy(update=checked)
 
 
-def _run_headless(config: NodeConfig, invite: InviteLink, *, as_json: bool) -> int:
+def _run_headless(config: NodeConfig, invite: InviteLink, *, as_json: bool, file: LogFile | None) -> int:
     from spes_p2p.client.foreground import run_in_foreground
     from spes_p2p.client.logs import set_up
 
-    return run_in_foreground(config, invite, set_up(as_json=as_json))
+    return run_in_foreground(config, invite, set_up(as_json=as_json, file=file))
 
 
 def _run_with_ui(config: NodeConfig, invite: InviteLink) -> int:

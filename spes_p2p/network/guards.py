@@ -128,6 +128,11 @@ class BoundedStorage(dht_storage.DHTLocalStorage):  # type: ignore[misc]  # hive
             return False
         return bool(super().store_subkey(key, subkey, value, expiration_time))
 
+    def num_records(self) -> int:
+        """Records here, each entry of a dictionary for itself."""
+        values = [item.value for _, item in self.items()]
+        return sum(len(held.data) if isinstance(held, dht_storage.DictionaryDHTValue) else 1 for held in values)
+
     def _num_keys_with(self, subkey: object) -> int:
         dictionaries = (item.value for _, item in self.items())
         return sum(isinstance(held, dht_storage.DictionaryDHTValue) and subkey in held for held in dictionaries)

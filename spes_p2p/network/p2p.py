@@ -22,7 +22,7 @@ from pathlib import Path
 
 from multiaddr import Multiaddr  # type: ignore[import-untyped]  # ships no types
 
-from spes_p2p.crypto import peer_from_text, peer_text
+from spes_p2p.crypto import KEY_BYTES, peer_from_text, peer_text
 from spes_p2p.errors import AddressError, MachineError, RemoteProtocolError, TransportError
 from spes_p2p.ids import PeerId
 from spes_p2p.network import guards, launch
@@ -69,6 +69,8 @@ class DaemonOptions:
     announce: tuple[str, ...] = ()
     relay_service: bool = False
     """Carry other peers' traffic: bootstrap nodes only."""
+    metrics: str = ""
+    """HOST:PORT at which the daemon shall show its own figures over HTTP; empty: nowhere."""
     relays: tuple[str, ...] = ()
     """Peers that may be asked to relay to this node when it cannot be reached directly."""
 
@@ -91,6 +93,8 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind ships no types
         self._call_limit = guards.StreamLimit()
         self._streams: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
+        self.admit: Callable[[PeerId], bool] = lambda peer: True
+        """Whether a unary call (the DHT's) of a peer may be served."""
 
     @classmethod
     async def start(cls, options: DaemonOptions) -> Daemon:
@@ -279,7 +283,10 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind ships no types
 
         async def guarded(request: object, context: P2PContext) -> object:
             guards.check_request(request)
-            with self._call_limit.of(PeerId(context.remote_id.to_bytes())):
+            peer = PeerId(context.remote_id.to_bytes()[-KEY_BYTES:])  # the key is the end of an Ed25519 peer's id
+            if not self.admit(peer):
+                raise RemoteProtocolError(peer, "busy")
+            with self._call_limit.of(peer):
                 return await handler(request, context)
 
         await super()._add_protobuf_unary_handler(handle_name, guarded, input_protobuf_type, balanced)
@@ -309,6 +316,13 @@ def daemon_arguments(options: DaemonOptions, control_address: str) -> list[str]:
         "persistentConnMaxMsgSize": guards.MAX_FRAME_BYTES,
     }
     lists = {"announceAddrs": options.announce, "trustedRelays": relays}
+    if options.relay_service:
+        # the daemon's own limits of 256 and 512 connections are for one peer of a run, not for who introduces all of
+        # them. Unless it is sure that it is public, which takes several peers' word, it relays 128 KiB in 2 minutes,
+        # and counts nothing; then 4 GiB in 30 minutes
+        flags |= {"connLo": 3072, "connHi": 4608, "forceReachabilityPublic": 1}
+    if options.metrics:
+        flags["metricsAddr"] = options.metrics
     return [f"-{key}={value}" for key, value in flags.items()] + [
         f"-{key}={','.join(values)}" for key, values in lists.items() if values
     ]

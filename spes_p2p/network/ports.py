@@ -46,4 +46,8 @@ def free_port(transport: str, host: str) -> int:
 
 def _socket(transport: str, host: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.socket(family, socket.SOCK_STREAM if transport == "tcp" else socket.SOCK_DGRAM)
+    probe = socket.socket(family, socket.SOCK_STREAM if transport == "tcp" else socket.SOCK_DGRAM)
+    if family == socket.AF_INET6:
+        # as libp2p does it: an IPv6 address leaves the same port of IPv4 free
+        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    return probe

@@ -19,8 +19,8 @@ async def check_listening(routes: Sequence[str], timeout_s: float) -> None:
 
     Raises TransportError with the reason for each route if nobody listens at any of them.
     """
-    endpoints = [_endpoint(route) for route in routes]
-    if None in endpoints:
+    endpoints = {_endpoint(route) for route in routes} - {None}
+    if any(_endpoint(route) is None and _quic_endpoint(route) not in endpoints for route in routes):
         return
     tries = [asyncio.create_task(_try(*endpoint, timeout_s)) for endpoint in endpoints if endpoint is not None]
     try:
@@ -41,6 +41,14 @@ def _endpoint(route: str) -> tuple[str, int] | None:
     """(host, port) of a plain TCP route; None for a relayed one, or another transport."""
     match route.split("/")[1:]:
         case [_, host, "tcp", port]:
+            return host, int(port)
+    return None
+
+
+def _quic_endpoint(route: str) -> tuple[str, int] | None:
+    """(host, port) of a QUIC route. Who listens there by TCP as well is judged by that: both are one process."""
+    match route.split("/")[1:]:
+        case [_, host, "udp", port, "quic-v1"]:
             return host, int(port)
     return None
 

@@ -19,6 +19,7 @@ from spes_p2p.errors import RemoteProtocolError, TransportError
 from spes_p2p.ids import PeerId
 from spes_p2p.network.channel import Stream
 from spes_p2p.network.guards import StreamLimit
+from spes_p2p.network.quotas import Quotas
 from spes_p2p.network.scores import Offences, Traffic
 from spes_p2p.network.wire import MAX_ANSWER_BYTES, MAX_ANSWER_FRAMES, MAX_QUESTION_BYTES, read_frame, write_frame
 from spes_p2p.ports import QuestionHandler
@@ -48,12 +49,14 @@ class QuestionService:
         fail: Callable[[BaseException], None],
         offences: Offences,
         traffic: Traffic,
+        quotas: Quotas | None = None,
     ) -> None:
-        """`fail` is told of a bug in the handler."""
+        """`fail` is told of a bug in the handler; `quotas`: none if not given."""
         self._now_s = now_s
         self._fail = fail
         self._offences = offences
         self._traffic = traffic
+        self._quotas = quotas or Quotas(None, now_s)
         self._handler: QuestionHandler | None = None
         self._limit = StreamLimit(MAX_STREAMS_PER_PEER)
         self._num_streams = 0
@@ -95,7 +98,9 @@ class QuestionService:
             self._fail(bug)
             raise
         await self._write(reader, writer, AnswerHead(len(frames), ""), *frames)
-        self._traffic.bytes_sent += sum(map(len, frames))
+        num_bytes = sum(map(len, frames))
+        self._traffic.bytes_sent += num_bytes
+        self._quotas.charge(peer, num_bytes)
 
     async def _write(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: AnswerHead, *frames: bytes
@@ -107,7 +112,7 @@ class QuestionService:
             await reader.read(1)  # until the other side, having read the answer, closes
 
     def _may_ask(self, peer: PeerId) -> bool:
-        if self._offences.is_shunned(peer):
+        if self._offences.is_shunned(peer) or not self._quotas.admit(peer):
             return False
         if peer not in self._asked_at_s and len(self._asked_at_s) >= _MAX_PEERS:
             del self._asked_at_s[next(iter(self._asked_at_s))]

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,8 +20,9 @@ import msgspec
 from spes_p2p.crypto import peer_text
 from spes_p2p.digests import DIGEST_BYTES
 from spes_p2p.errors import RemoteProtocolError
-from spes_p2p.ids import PeerId
+from spes_p2p.ids import PeerId, RunId
 from spes_p2p.network.hints import MAX_ADDRESSES, SESSION_BYTES
+from spes_p2p.network.quotas import Quotas
 from spes_p2p.network.scores import Offences, Traffic
 from spes_p2p.network.wire import (
     MAX_FRAME_BYTES,
@@ -53,6 +55,8 @@ class Visitor:
 
     peer: PeerId
     session: bytes
+    run: RunId | None
+    """The run that it says it takes part in."""
     writer: asyncio.StreamWriter
     pong: asyncio.Event = field(default_factory=asyncio.Event)
     room: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -76,7 +80,12 @@ class Reception:
         fail: Callable[[BaseException], None],
         offences: Offences,
         traffic: Traffic,
+        quotas: Quotas | None = None,
+        max_visitors: int = MAX_VISITORS,
     ) -> None:
+        """`quotas`: of channels that are opened; none if not given."""
+        self._quotas = quotas or Quotas(None, time.monotonic)
+        self._max_visitors = max_visitors
         self._hello = hello
         self._learn = learn
         self._fail = fail
@@ -94,6 +103,11 @@ class Reception:
         """Whether the peer has a channel to this node."""
         return peer in self._visitors
 
+    @property
+    def runs(self) -> Mapping[PeerId, RunId | None]:
+        """Everybody who has a channel to this node, and the run that each says it takes part in."""
+        return {visitor.peer: visitor.run for visitor in self._visitors.values()}
+
     async def close(self) -> None:
         """Stop all handlers."""
         for task in self._tasks:
@@ -107,7 +121,7 @@ class Reception:
             refusal = await self._judge(peer, theirs)
             write_frame(writer, msgspec.msgpack.encode(Welcome(hello=self._hello(), refusal=refusal)))
             if not refusal:
-                visitor = Visitor(peer, theirs.session, writer)
+                visitor = Visitor(peer, theirs.session, RunId(theirs.run) if theirs.run else None, writer)
                 self._visitors[peer] = visitor
             await writer.drain()
         if refusal:
@@ -127,9 +141,11 @@ class Reception:
             return "mismatch"
         if self._offences.is_shunned(peer):
             return "offences"
+        if not self._quotas.admit(peer):
+            return "busy"
         first = self._visitors.get(peer)
         if first is None:
-            return "busy" if len(self._visitors) >= MAX_VISITORS else ""
+            return "busy" if len(self._visitors) >= self._max_visitors else ""
         if first.session != theirs.session and await _is_alive(first):
             logger.warning("peer %s refused: another process with its identity is connected", peer_text(peer))
             return "identity"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import msgspec
 
@@ -10,6 +11,7 @@ from spes_p2p.digests import CHUNK_BYTES, DIGEST_BYTES, num_chunks
 from spes_p2p.errors import BlobError, RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.network.guards import StreamLimit
+from spes_p2p.network.quotas import Quotas
 from spes_p2p.network.scores import Traffic
 from spes_p2p.network.wire import BlobAnswer, BlobRequest, read_frame, write_frame
 from spes_p2p.ports import BlobStore
@@ -27,9 +29,11 @@ WRITE_TIMEOUT_S = 120.0
 class BlobService:
     """Serves `BLOB_STREAM` from a store. Each stream gets one chunk at a time, so that all advance alike."""
 
-    def __init__(self, blobs: BlobStore, traffic: Traffic) -> None:
+    def __init__(self, blobs: BlobStore, traffic: Traffic, quotas: Quotas | None = None) -> None:
+        """`quotas`: none if not given."""
         self._blobs = blobs
         self._traffic = traffic
+        self._quotas = quotas or Quotas(None, time.monotonic)
         self._limit = StreamLimit(MAX_STREAMS_PER_PEER)
         self._num_streams = 0
 
@@ -49,6 +53,9 @@ class BlobService:
             self._num_streams -= 1
 
     async def _serve_one(self, peer: PeerId, request: BlobRequest, writer: asyncio.StreamWriter) -> None:
+        if not self._quotas.admit(peer):
+            await _write(writer, msgspec.msgpack.encode(BlobAnswer(0, "busy")))
+            return
         blob = Digest(request.blob)
         try:
             size_bytes = await asyncio.to_thread(self._blobs.size_bytes, blob)
@@ -68,6 +75,7 @@ class BlobService:
             chunk = await asyncio.to_thread(self._read, blob, index * CHUNK_BYTES, stop)
             await _write(writer, chunk)
             self._traffic.bytes_sent += len(chunk)
+            self._quotas.charge(peer, len(chunk))
 
     def _read(self, blob: Digest, start: int, stop: int) -> bytes:
         """In a thread: the disk may be slow, and the copy lets the memory map go."""

@@ -31,7 +31,8 @@ from spes_p2p.network.entry import Entrances
 from spes_p2p.network.hints import MAX_ADDRESSES, SESSION_BYTES
 from spes_p2p.network.p2p import Daemon, DaemonOptions, DHTNode, libp2p_id
 from spes_p2p.network.questions import QuestionService, ask
-from spes_p2p.network.reception import Reception
+from spes_p2p.network.quotas import QuotaLimits, Quotas
+from spes_p2p.network.reception import MAX_VISITORS, Reception
 from spes_p2p.network.scores import Offences, Traffic
 from spes_p2p.network.serving import BlobService
 from spes_p2p.network.transfer import Fetcher
@@ -70,6 +71,12 @@ class NetworkOptions:
     """A slower source of a blob is left for another one."""
     max_blob_bytes: int = 16 << 30
     """Limit of `fetch` where the caller gives none."""
+    quotas: QuotaLimits | None = None
+    """What peers may ask of this node; None: no more than each service limits by itself."""
+    max_visitors: int = MAX_VISITORS
+    """Peers that may have a channel to this node."""
+    daemon_metrics: str = ""
+    """HOST:PORT at which the daemon shows its own figures over HTTP; empty: nowhere."""
 
 
 class P2PTransport:
@@ -91,10 +98,21 @@ class P2PTransport:
         self._looked_up_at_s = float("-inf")
         self._look_up_lock = asyncio.Lock()
         self._is_closed = False
+        self.quotas = Quotas(options.quotas, time.monotonic)
+        """What this node has served and refused."""
+        daemon.admit = self.quotas.admit
         self._dialer = Dialer(daemon, self._look_up)
-        self._reception = Reception(self._hello, self._dialer.learn, self._fail, self._offences, self._traffic)
-        self._blob_service = BlobService(blobs, self._traffic)
-        self._question_service = QuestionService(time.monotonic, self._fail, self._offences, self._traffic)
+        self._reception = Reception(
+            self._hello,
+            self._dialer.learn,
+            self._fail,
+            self._offences,
+            self._traffic,
+            self.quotas,
+            options.max_visitors,
+        )
+        self._blob_service = BlobService(blobs, self._traffic, self.quotas)
+        self._question_service = QuestionService(time.monotonic, self._fail, self._offences, self._traffic, self.quotas)
         self._fetcher = Fetcher(
             identity.peer_id, blobs, self._open_blob_stream, self._offences, self._traffic, options.min_rate_bytes_per_s
         )
@@ -120,6 +138,7 @@ class P2PTransport:
                 announce=tuple(parse_announce_address(text) for text in options.announce),
                 relay_service=options.relay,
                 relays=tuple(address.text for address in entrances),
+                metrics=options.daemon_metrics,
             )
         )
         async with contextlib.AsyncExitStack() as undo:
@@ -165,6 +184,21 @@ class P2PTransport:
     def daemon_pid(self) -> int:
         """Process id of the libp2p daemon."""
         return self._daemon.pid
+
+    @property
+    def entry_peers(self) -> tuple[PeerId, ...]:
+        """The initial peers, met or not: bootstrap nodes or members."""
+        return tuple(dict.fromkeys(parse_peer_address(text).peer for text in self._options.initial_peers))
+
+    @property
+    def visitors(self) -> Mapping[PeerId, RunId | None]:
+        """Everybody who has a channel to this node, and the run that each says it takes part in."""
+        return self._reception.runs
+
+    @property
+    def num_records(self) -> int:
+        """Records of the DHT that lie here."""
+        return self._dht.protocol.storage.num_records() if self._dht is not None else 0
 
     @property
     def refusals(self) -> Mapping[PeerId, str]:

@@ -17,6 +17,7 @@ from spes_p2p.node.driver import Driver, MessageTransport, Tools
 from spes_p2p.node.fetching import Holdings
 from spes_p2p.node.files import JOURNAL_FILE, LEDGER_FILE
 from spes_p2p.node.keeping import Keeper
+from spes_p2p.node.mirrors import Mirrors
 from spes_p2p.node.resume import Checkpoint, Resumption, resume
 from spes_p2p.node.sizes import piece_sizes
 from spes_p2p.node.state_sync import StateSync
@@ -50,6 +51,8 @@ class Base:
     changed: Callable[[], None]
     peers: tuple[PeerId, ...] = ()
     """Peers of the run that are known by now, besides the members."""
+    entries: tuple[PeerId, ...] = ()
+    """Bootstrap nodes: they may have certificates in their cache, and blobs in their mirror."""
     waiting: Callable[[str], None] = lambda text: None
     """What the start waits for, for people."""
 
@@ -72,6 +75,7 @@ async def make_tools(stack: contextlib.AsyncExitStack, base: Base) -> Tools:
     stack.push_async_callback(asyncio.to_thread, work.close)
     keeper = Keeper(base.blobs, [manifest.held_out])
     holdings = Holdings(blobs=base.blobs, fetcher=base.transport, keeper=keeper)
+    mirrors = Mirrors(base.transport, base.entries, base.clock)
     return Tools(
         clock=base.clock,
         transport=base.transport,
@@ -80,7 +84,7 @@ async def make_tools(stack: contextlib.AsyncExitStack, base: Base) -> Tools:
         ledger=ledger,
         work=work,
         training=Training(config, base.peer, base.trainer, ledger, manifest.held_out_bytes, base.notify),
-        sync=StateSync(base.peer, place.newest(), holdings, ledger, base.clock, base.notify),
+        sync=StateSync(base.peer, place.newest(), holdings, ledger, base.clock, base.notify, mirrors),
         signed_run=base.signed,
         notify=base.notify,
         changed=base.changed,
@@ -99,7 +103,7 @@ async def _catch_up(place: Resumption, base: Base, ledger: Ledger) -> None:
             notify=base.notify,
             waiting=base.waiting,
         )
-        await CatchUp(place, around).run(base.peers)
+        await CatchUp(place, around).run((*base.peers, *base.entries))
     finally:
         verification.close()
 

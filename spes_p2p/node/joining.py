@@ -62,8 +62,10 @@ class ManifestSeeker:
         run: RunId,
         transport: JoiningTransport,
         sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
+        entries: tuple[PeerId, ...] = (),
     ) -> None:
-        """`sleep` waits so many seconds."""
+        """`sleep` waits so many seconds; `entries`: bootstrap nodes, which may have the manifest in their cache."""
+        self._entries = entries
         self._run = run
         self._sleep = sleep
         self._transport = transport
@@ -110,7 +112,7 @@ class ManifestSeeker:
             if len(peers) != len(self.peers):
                 notify("info", f"found {len(peers)} peers of the run")
             self.peers = peers
-            for peer in peers:
+            for peer in dict.fromkeys((*peers, *self._entries)):
                 asking = self._asking.get(peer)
                 if asking is None or asking.done():
                     self._asking[peer] = asyncio.create_task(self._ask(peer, ask))
@@ -157,14 +159,24 @@ def save_manifest(data_dir: Path, signed: SignedRun) -> None:
 
 
 async def bring_held_out(
-    manifest: RunManifest, transport: JoiningTransport, peers: tuple[PeerId, ...], timeout_s: float = FIND_TIMEOUT_S
+    manifest: RunManifest,
+    transport: JoiningTransport,
+    peers: tuple[PeerId, ...],
+    entries: tuple[PeerId, ...] = (),
+    timeout_s: float = FIND_TIMEOUT_S,
 ) -> None:
-    """Fetch the held-out set, without which no text may be trained on. Raises UnreachableError."""
+    """Fetch the held-out set, without which no text may be trained on: from peers of the run, else from `entries`,
+    bootstrap nodes that may mirror it. Raises UnreachableError."""
     sources = tuple(peer for peer in dict.fromkeys((*peers, *manifest.founders)) if peer != transport.peer_id)
     deadline = asyncio.get_running_loop().time() + timeout_s
     while True:
         try:
-            await transport.fetch(manifest.held_out, sources, manifest.held_out_bytes)
+            try:
+                await transport.fetch(manifest.held_out, sources, manifest.held_out_bytes)
+            except BlobError:
+                if not entries:
+                    raise
+                await transport.fetch(manifest.held_out, entries, manifest.held_out_bytes)
         except BlobError as error:
             if asyncio.get_running_loop().time() >= deadline:
                 raise UnreachableError(f"no peer has the run's held-out set\n{error}") from error

@@ -223,7 +223,7 @@ class Node:
             if damaged:
                 self._log.tell("warning", f"{len(damaged)} damaged blobs were dropped: what is needed is fetched again")
             view.waiting_for = "the run's held-out set"
-            await bring_held_out(signed.manifest, transport, peers)
+            await bring_held_out(signed.manifest, transport, peers, transport.entry_peers)
             worker = Worker(self._hello(identity, run_config, signed), view.watch)
             stack.push_async_callback(worker.close)
             view.waiting_for, view.worker = "the trainer to read its text", worker
@@ -251,6 +251,7 @@ class Node:
                 notify=self._log.tell,
                 changed=self._log.changed,
                 peers=peers,
+                entries=transport.entry_peers,
                 waiting=waiting,
             )
             tools = await make_tools(stack, base)
@@ -272,7 +273,7 @@ class Node:
     async def _get_manifest(
         self, transport: P2PTransport, signed: SignedRun | None
     ) -> tuple[SignedRun, tuple[PeerId, ...]]:
-        seeker = ManifestSeeker(self._link.run, transport)
+        seeker = ManifestSeeker(self._link.run, transport, entries=transport.entry_peers)
         transport.set_message_handler(seeker.receive)
         if signed is not None:
             return signed, ()

@@ -11,6 +11,7 @@ from spes_p2p.ids import Digest, PeerId
 from spes_p2p.node.absence import Absence
 from spes_p2p.node.fetching import Holdings, LineWatch, all_unless
 from spes_p2p.node.handover import Successions
+from spes_p2p.node.mirrors import Mirrors
 from spes_p2p.node.own_updates import OwnUpdates
 from spes_p2p.node.settle import Since, branch_lost, since, then
 from spes_p2p.node.training import Training
@@ -50,6 +51,7 @@ class StateSync:
         ledger: Ledger,
         clock: Clock,
         notify: Callable[[str, str], None],
+        mirrors: Mirrors | None = None,
     ) -> None:
         self.head = newest.head
         self.holdings = holdings
@@ -57,6 +59,7 @@ class StateSync:
         self._absence = Absence(peer, notify)
         self.val_curve: list[tuple[int, float]] = []
         self.blobs_missing = 0
+        self._mirrors = mirrors
         self._peer = peer
         self._notify = notify
         self._certificate = newest.certificate
@@ -153,7 +156,8 @@ class StateSync:
             try:
                 await self.holdings.fetcher.fetch(blob, sources, max_bytes)
             except BlobError:
-                return False
+                if self._mirrors is None or not await self._mirrors.bring(blob, max_bytes):
+                    return False
             self.blobs_missing = max(0, self.blobs_missing - 1)
             return True
 

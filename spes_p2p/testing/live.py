@@ -92,7 +92,8 @@ class LiveSwarm:
         self._noted_s = 0.0
         self.leftovers = Leftovers()
         self.link = ""
-        self.address = ""
+        self.addresses: dict[str, str] = {}
+        """First address of each bootstrap node, by its name."""
         folder.mkdir(parents=True, exist_ok=True)
 
     # --- commands ----------------------------------------------------------------------------------------------------
@@ -135,18 +136,24 @@ class LiveSwarm:
         for name in names:
             self.join(name, texts[name])
 
-    def start_bootstrap(self) -> None:
-        """`spes-p2p bootstrap`."""
-        listen, folder = self.listen_address("bootstrap"), self.folder / "bootstrap"
-        arguments = ["bootstrap", "--json", "--listen", listen, "--data-dir", str(folder)]
-        child = Child("bootstrap", arguments, self.folder / "bootstrap.log", self.within("bootstrap"))
-        self.children["bootstrap"] = child
+    @property
+    def address(self) -> str:
+        """Address of the first bootstrap node; empty before there is one."""
+        return next(iter(self.addresses.values()), "")
+
+    def start_bootstrap(self, name: str = "bootstrap", *more: str) -> None:
+        """`spes-p2p bootstrap`; several may be started, each with a name of its own and told of the earlier ones."""
+        listen, folder = self.listen_address(name), self.folder / name
+        others = [f"--bootstrap={address}" for other, address in self.addresses.items() if other != name]
+        arguments = ["bootstrap", "--json", "--listen", listen, "--data-dir", str(folder), *others, *more]
+        child = Child(name, arguments, self.folder / f"{name}.log", self.within(name))
+        self.children[name] = child
 
         def ready() -> bool:
             child.check()
             lines = [line for line in child.output.read_text().splitlines() if line.startswith("{")]
             if lines:
-                self.address = json.loads(lines[0])["addresses"][0]
+                self.addresses[name] = json.loads(lines[0])["addresses"][0]
             return bool(lines)
 
         self.wait(ready, 90, "the bootstrap node's address")
@@ -156,8 +163,9 @@ class LiveSwarm:
         config_file = self.folder / "run.toml"
         write_toml(self.config, config_file)
         others = [f"--founder={self.peer_id(name)}" for name in founders[1:]]
+        bootstraps = [f"--bootstrap={address}" for address in self.addresses.values()]
         self.link = self.output(
-            "run", "create", str(config_file), *others, f"--bootstrap={self.address}", f"--data={text}",
+            "run", "create", str(config_file), *others, *bootstraps, f"--data={text}",
             "--data-dir", str(self.data_dir(founders[0])),
         )  # fmt: skip
 

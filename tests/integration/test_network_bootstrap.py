@@ -45,6 +45,10 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
+def http_url(data_dir: Path) -> str:
+    return str(json.loads((data_dir / "http.json").read_bytes())["url"])
+
+
 def ends_with(data_dir: Path, *flags: str) -> tuple[int, str]:
     result = subprocess.run(command(data_dir, *flags), capture_output=True, text=True, timeout=START_S, check=False)
     assert result.stdout == ""
@@ -67,6 +71,7 @@ def test_a_bootstrap_node_keeps_its_address_and_leaves_nothing_behind_however_it
     folder = tmp_path / "bootstrap"
     with bootstrap(folder) as process:
         address = first_line(process)
+        assert first_line(process) == f"append to an invite link: ,bootstrap={address}"
         assert not can_listen(address)
         (daemon,) = psutil.Process(process.pid).children()
         assert "-relayService=1" in daemon.cmdline()
@@ -78,7 +83,8 @@ def test_a_bootstrap_node_keeps_its_address_and_leaves_nothing_behind_however_it
         assert can_listen(address)
     with bootstrap(folder, "--json") as process:
         line = json.loads(first_line(process))
-        assert line == {"addresses": [address], "peer": address.rsplit("/", 1)[1]}
+        assert (line["addresses"], line["peer"]) == ([address], address.rsplit("/", 1)[1])
+        assert line["http"] == http_url(folder)
         (daemon,) = psutil.Process(process.pid).children()
         process.kill()
         process.wait(START_S)

@@ -69,3 +69,9 @@ def test_a_socket_folder_is_private() -> None:
     folder = sockets.SocketFolder()
     assert folder.path.stat().st_mode & 0o777 == 0o700
     folder.close()
+
+
+def test_a_bootstrap_node_has_room_for_many_peers_and_does_not_wait_to_be_found_public() -> None:
+    relays = set(arguments("/ip4/0.0.0.0/tcp/0", relay_service=True))
+    assert {"-forceReachabilityPublic=1", "-connHi=4608"} <= relays
+    assert not [flag for flag in arguments("/ip4/0.0.0.0/tcp/0", relay_service=False) if "Public" in flag]

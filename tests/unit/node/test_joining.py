@@ -145,6 +145,27 @@ async def test_held_out_set_that_nobody_has_is_unreachable() -> None:
     assert transport.fetched == [(OTHER.peer_id, FOUNDER.peer_id)]
 
 
+async def test_a_bootstrap_node_gives_the_manifest_when_no_peer_is_known() -> None:
+    transport = Transport([])
+    entry = identity_of("bootstrap").peer_id
+    seeker = ManifestSeeker(RUN, transport, entries=(entry,))
+    seeking = asyncio.create_task(seeker.seek(quiet))
+    while not transport.asked:
+        await asyncio.sleep(0)
+    assert transport.asked == [(entry, encode(TipAsk(0, 0)))]
+    await seeker.receive(entry, encode(SIGNED))
+    assert await seeking == SIGNED
+    assert seeker.peers == ()
+
+
+async def test_held_out_set_is_asked_of_bootstrap_nodes_last() -> None:
+    transport = Transport([])
+    entry = identity_of("bootstrap").peer_id
+    with pytest.raises(UnreachableError):
+        await bring_held_out(MANIFEST, transport, (OTHER.peer_id,), (entry,), timeout_s=0.0)
+    assert transport.fetched == [(OTHER.peer_id, FOUNDER.peer_id), (entry,)]
+
+
 @pytest.mark.parametrize(
     ("admission", "seed", "reason"),
     [
