@@ -18,6 +18,7 @@ from spes_p2p.client.commands import (
     demo,
     identity,
     join,
+    leaderboard,
     leave,
     ledger,
     recover,
@@ -55,6 +56,7 @@ identity_app.command("backup")(identity.backup)
 identity_app.command("restore")(identity.restore)
 ledger_app.command("show")(ledger.show)
 ledger_app.command("verify")(ledger.verify)
+ledger_app.command("leaderboard")(leaderboard.leaderboard)
 app.add_typer(run_app, name="run")
 app.add_typer(identity_app, name="identity")
 app.add_typer(ledger_app, name="ledger")
