@@ -16,6 +16,8 @@ from spes_p2p.client.commands import (
     bootstrap,
     create,
     demo,
+    doctor,
+    estimate,
     identity,
     join,
     leaderboard,
@@ -45,6 +47,8 @@ ledger_app = typer.Typer(help="The certificates that this machine holds.", no_ar
 app.command("demo")(demo.demo)
 app.command("bootstrap")(bootstrap.bootstrap)
 app.command("join")(join.join)
+app.command("doctor")(doctor.doctor)
+app.command("estimate")(estimate.estimate)
 app.command("status")(status.status)
 app.command("leave")(leave.leave)
 app.command("simulate")(simulate.simulate)
