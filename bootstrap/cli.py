@@ -87,7 +87,10 @@ def command(
     data_dir: Annotated[Path | None, typer.Option(help="Folder of its identity and ports.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as JSON.")] = False,
 ) -> None:
-    """Introduce peers to each other: a DHT server and relay. Prints its address, and runs until told to end."""
+    """Introduce peers to each other: a DHT server and relay. Prints its address, and runs until told to end.
+
+    Example: spes-p2p-bootstrap --listen /ip4/0.0.0.0/tcp/31337
+    """
     run_bootstrap(
         data_dir=data_dir or default_data_dir(),
         listen=listen or (),

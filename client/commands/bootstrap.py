@@ -22,6 +22,8 @@ def bootstrap(
     """Run a bootstrap node: it introduces peers to each other, relays for those behind routers, and decides nothing.
 
     The first line it prints is its address, for invite links and --bootstrap. Ctrl-C ends it.
+
+    Example: spes-p2p bootstrap --listen /ip4/0.0.0.0/tcp/31337
     """
     choices = choose(from_flags(data_dir=data_dir, listen=listen, announce=announce, bootstrap=bootstrap))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)

@@ -119,9 +119,7 @@ def disk(folder: Path, needed_bytes: int) -> Iterator[Finding]:
     try:
         began_s = time.perf_counter()
         with temp_file(place) as temp:
-            block = os.urandom(1 << 20)
-            for _ in range(WRITTEN_BYTES // len(block)):
-                temp.write(block)
+            temp.write(os.urandom(WRITTEN_BYTES))
             temp.sync()
         rate = WRITTEN_BYTES / (time.perf_counter() - began_s)
     except MachineError as error:
