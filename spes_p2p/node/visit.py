@@ -42,7 +42,7 @@ LAST_CERTIFICATES = 16
 REACH_TIMEOUT_S = 20.0
 FIND_TIMEOUT_S = 60.0
 _LOOK_EVERY_S = 0.5
-_NUM_WATCHED = 3
+_NUM_WATCHED = 5
 _ANY_PORT, _LOCAL_PORT = "/ip4/0.0.0.0/tcp/0", "/ip4/127.0.0.1/tcp/0"
 
 Notify = Callable[[str, str], None]
@@ -147,7 +147,7 @@ async def _asked(head: Head, peers: Sequence[PeerId], transport: P2PTransport) -
     """The newest certificates of a node that skipped to the newest one, from whoever has them."""
     first = max(1, head.round - LAST_CERTIFICATES + 1)
     question = encode(CertificatesQuestion(first, head.round - first + 1))
-    for peer in (*head.state.members, *peers):
+    for peer in dict.fromkeys((*peers, *head.state.members)):
         try:
             frames = await transport.ask(peer, question)
             found = linked_back(head, [decode_certificate(frame, peer).body for frame in frames])
@@ -161,20 +161,41 @@ async def _asked(head: Head, peers: Sequence[PeerId], transport: P2PTransport) -
 async def watch_rounds(transport: P2PTransport, known: Look, watch_s: float, enough: int = 4) -> tuple[float, ...]:
     """Seconds that each round takes which begins and ends while the run is watched: certificates carry no time.
 
-    Ends after `watch_s`, or as soon as there are `enough`.
+    Several peers are asked, each at its own pace, since some may be gone or slow. Ends after `watch_s`, or as soon as
+    there are `enough`.
     """
     now_s = asyncio.get_running_loop().time
-    until_s = now_s() + watch_s
-    watched = tuple(dict.fromkeys((*known.head.state.members, *known.peers)))[:_NUM_WATCHED]
-    newest, since_s, durations = known.head.round, None, []  # type: int, float | None, list[float]
-    while now_s() < until_s and len(durations) < enough:
-        rounds = await asyncio.gather(*(_round_of(transport, peer) for peer in watched))
-        number, at_s = max(rounds, default=0), now_s()
-        if number > newest:
-            if since_s is not None:
-                durations += [(at_s - since_s) / (number - newest)] * (number - newest)
-            newest, since_s = number, at_s
-        await asyncio.sleep(min(_LOOK_EVERY_S, max(0.0, until_s - now_s())))
+    newest, since_s = known.head.round, None  # type: int, float | None
+    durations: list[float] = []
+    done = asyncio.Event()
+
+    def note(number: int) -> None:
+        nonlocal newest, since_s
+        if number <= newest:
+            return
+        if since_s is not None:
+            durations.extend([(now_s() - since_s) / (number - newest)] * (number - newest))
+        newest, since_s = number, now_s()
+        if len(durations) >= enough:
+            done.set()
+
+    async def watch(peer: PeerId) -> None:
+        while True:
+            note(await _round_of(transport, peer))
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    # those that discovery has found come first: they were online a moment ago
+    watched = tuple(dict.fromkeys((*known.peers, *known.head.state.members)))[:_NUM_WATCHED]
+    tasks = [asyncio.create_task(watch(peer)) for peer in watched]
+    try:
+        async with asyncio.timeout(watch_s):
+            await done.wait()
+    except TimeoutError:
+        pass  # what was seen by now counts
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     return tuple(durations)
 
 
