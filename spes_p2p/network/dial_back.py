@@ -86,7 +86,7 @@ def parse_answer(data: bytes) -> DialBack:
         return DialBack(verdict="reached", detail=str(Multiaddr(address)))
     if status == _DIAL_ERROR:
         return DialBack(verdict="not reached", detail=words or "no connection could be made")
-    return DialBack(verdict="not tried", detail=words or f"status {status}")
+    return DialBack(verdict="not tried", detail=words or f"status {status!r}")
 
 
 def _varint(number: int) -> bytes:

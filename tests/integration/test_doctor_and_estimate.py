@@ -9,7 +9,7 @@ import pytest
 
 from spes_p2p.testing.live import live_swarm, quick_config
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.live_long
 
 NAMES = ("ann", "ben")
 START_S = 300
@@ -26,16 +26,8 @@ def test_a_newcomer_learns_from_a_living_run_what_it_needs_and_joins_nothing(tmp
         done = swarm.command("doctor", swarm.link, "--gpu", "none", "--json", "--data-dir", str(folder))
         assert done.returncode == 0, done.stdout + done.stderr
         checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
-        assert {
-            name: checks[name]["status"] for name in ("entry", "clock", "reach", "relay", "members", "admission")
-        } == {
-            "entry": "ok",
-            "clock": "ok",
-            "reach": "ok",
-            "relay": "ok",
-            "members": "ok",
-            "admission": "ok",
-        }
+        names = ("entry", "clock", "reach", "relay", "members", "admission")
+        assert {name: checks[name]["status"] for name in names} == dict.fromkeys(names, "ok")
         assert checks["entry"]["fact"] == "1 of 1 entry point answer"
         assert "2 members" in checks["members"]["fact"]
         assert checks["relay"]["fact"].startswith("1 of 1")
