@@ -43,7 +43,7 @@ def test_a_newcomer_learns_from_a_living_run_what_it_needs_and_joins_nothing(tmp
         assert done.returncode == 0, done.stdout + done.stderr
         figures = json.loads(done.stdout)["figures"]
         assert figures["run"]["values"]["members"] == 2 and figures["run"]["values"]["round"] >= 2
-        assert figures["memory"]["values"]["fits"] and figures["memory"]["values"]["shards"] == 1
+        assert figures["memory"]["values"]["fits"] and figures["memory"]["values"]["shards"] == 2
         assert figures["rounds"]["how"] == "measured now" and figures["rounds"]["values"]["watched"] >= 1
         assert 0 < figures["rounds"]["values"]["round_s"] < 25
         assert figures["steps"]["values"]["steps_per_s"] > 0
