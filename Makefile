@@ -4,7 +4,7 @@
 #   make demo       a whole swarm on this machine, until its loss has visibly fallen
 #   make test       all tests but the long live ones; the protocol core must be reached to the last branch
 #   make test-live  a live swarm under kills, freezes and partitions: 20 minutes, with figures; partitions need root
-#   make test-gpu   the trainer on a CUDA device: bf16, torch.compile, limits on memory; a minute
+#   make test-gpu   the trainer on a CUDA device: bf16, grouped_mm, torch.compile, limits on memory; a minute
 #   make nightly    5,000 simulated swarms with all faults, resumable (NIGHTLY_FILE)
 #   make lint       ruff and mypy
 #   make bench      every benchmark of benchmarks/, one after another
@@ -73,7 +73,7 @@ test-live: $(READY_DEV)
 	$(BIN)/python -m pytest -m live_long -s --verbose tests/integration $(ARGS)
 
 test-gpu: $(READY_DEV)
-	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
+	$(BIN)/python -m pytest -m gpu tests/gpu tests/unit/model $(ARGS)
 
 lint: $(READY_DEV)
 	$(BIN)/ruff check .

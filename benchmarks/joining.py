@@ -101,9 +101,9 @@ def row(name: str, ours_s: float, peer_s: float, target_s: float) -> dict[str, o
         "name": name,
         "ours": round(ours_s, 2),
         "peer": round(peer_s, 2),
-        "ratio": round(peer_s / ours_s, 2),
+        "ratio": round(ours_s / peer_s, 3),
         "better": "lower",
-        "target": target_s,
+        "target": round(target_s / peer_s, 3),
     }
 
 

@@ -152,9 +152,9 @@ def _claims(row: Row) -> list[dict[str, object]]:
             "name": f"control traffic of {row.peers} peers, {row.parts} parts, {who}, KiB per round",
             "ours": ours,
             "peer": theirs,
-            "ratio": round(theirs / ours, 2),
+            "ratio": round(ours / theirs, 3),
             "better": "lower",
-            "target": target,
+            "target": round(target / theirs, 3),
         }
         for who, ours, theirs, target in claims
     ]

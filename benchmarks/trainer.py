@@ -3,8 +3,9 @@
 Ours: `Trainer`, with a share of the experts owned and the others frozen in each of the storage formats. Peer:
 Transformers' OlmoeForCausalLM of the same shape with its grouped_mm experts, all parameters trained with fused AdamW.
 The same batch sizes, threads and allocator; random tokens. Each row is a process of its own: its peak resident memory
-over that after its imports, and CPU seconds and wall time of some steps after one for warming up. Of several repeats
-the one with the fewest CPU seconds counts, on both sides alike: other work on the cores only adds. Beside them the time
+over that after a step of a small model, with which either side has loaded its libraries; and CPU seconds and wall time
+of some steps after one for warming up. Of several repeats the one with the fewest CPU seconds counts, on both sides
+alike: other work on the cores only adds. Beside them the time
 that the matrix products alone would take at the speed of a large product, measured in the same process. Linux only.
 
     python benchmarks/trainer.py [--quick] [--rows NAME,...] [--steps 2] [--repeats 1] [--threads 1] [--json FILE]
@@ -13,6 +14,7 @@ that the matrix products alone would take at the speed of a large product, measu
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -146,21 +148,19 @@ def measure(config: RunConfig, row: Row, steps: int) -> dict[str, float]:
     import torch
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    is_peer = row.name.startswith("peer")
-    if is_peer:
-        pass
-    else:
-        import spes_p2p.testing.training  # noqa: F401  # before the memory of the imports is read
-    products_per_s = _products_per_cpu_s(torch)
-    imported = _status_bytes("VmRSS")
-    step = (peer if is_peer else ours)(config, row)
+    made = peer if row.name.startswith("peer") else ours
+    products_per_s = _products_per_cpu_s()
+    made(QUICK, row)()
+    gc.collect()
+    libraries = _status_bytes("VmRSS")
+    step = made(config, row)
     step()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     for _ in range(steps):
         step()
     cpu_s, wall_s = (time.process_time() - cpu_s) / steps, (time.perf_counter() - wall_s) / steps
     return {
-        "peak_mb": (_status_bytes("VmHWM") - imported) / 1e6,
+        "peak_mb": (_status_bytes("VmHWM") - libraries) / 1e6,
         "cpu_s": cpu_s,
         "wall_s": wall_s,
         "tokens_per_cpu_s": config.training.batch_tokens / cpu_s,
@@ -168,13 +168,17 @@ def measure(config: RunConfig, row: Row, steps: int) -> dict[str, float]:
     }
 
 
-def _products_per_cpu_s(torch: Any, size: int = 1024) -> float:
-    """Floating-point operations per CPU second of a matrix product, the best of some."""
+def _products_per_cpu_s(size: int = 1024) -> float:
+    """Floating-point operations per CPU second of a matrix product by the faster library, the best of some."""
+    import torch
+
+    from spes_p2p.model.products import product
+
     left, right, out = (torch.ones(size, size) for _ in range(3))
     best = float("inf")
     for _ in range(6):
         began = time.process_time()
-        torch.mm(left, right, out=out)
+        product(left, right, out=out)
         best = min(best, time.process_time() - began)
     return 2 * size**3 / best
 

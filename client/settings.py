@@ -39,11 +39,14 @@ _MANY_WORDS = frozenset({"listen", "announce", "bootstrap"})
 _SHOWN_CHARACTERS = 80
 _LEAST_MEMORY = 1 << 28
 """An empty trainer process has nearly as much; whoever gives less forgot the unit."""
+_MOST_MEMORY = 1 << 60
+"""More than any machine has; the kernel's limits and the trainer's messages hold no more than eight times that."""
 
 
-def _enough(size: ByteSize) -> ByteSize:
-    if size < _LEAST_MEMORY:
-        raise ValueError(f"{size.human_readable()} is too little to train with; give a size such as 10GB")
+def _sensible(size: ByteSize) -> ByteSize:
+    if not _LEAST_MEMORY <= size <= _MOST_MEMORY:
+        what = "too little to train with" if size < _LEAST_MEMORY else "more than any machine has"
+        raise ValueError(f"{size.human_readable()} is {what}; give a size such as 10GB")
     return size
 
 
@@ -78,7 +81,7 @@ class Choices(Frozen):
     threads: PositiveInt | None = None
     frozen_format: FrozenFormat | None = None
     moments: MomentsFormat | None = None
-    memory: Annotated[ByteSize, AfterValidator(_enough)] | None = None
+    memory: Annotated[ByteSize, AfterValidator(_sensible)] | None = None
     compile: bool | None = None
     rounds: int | None = Field(default=None, ge=1)
     """Only a flag: it means one start, not a habit."""

@@ -148,6 +148,9 @@ class TrainingConfig(Frozen):
     total_steps: PositiveInt = 50_000
     warmup_steps: int = Field(default=2_000, ge=0)
     peak_lr: float = Field(default=5e-4, gt=0)
+    psi_lr_ratio: float = Field(default=1.0, gt=0)
+    """Rate of the shared modules in units of the experts'. A mean of n noisy updates of Adam is shorter than one: rates
+    that grow with the root of the batch (Malladi and others, arXiv 2205.10287) would make it sqrt(n)."""
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
@@ -286,11 +289,12 @@ class RunConfig(Frozen):
     def to_json(self) -> bytes:
         """Canonical bytes: every field, sorted keys, no spaces. Hashed into the run id.
 
-        `training.outer` is left out when it is the default, so that the ids of runs made before there was a choice
-        stay what they are.
+        `training.outer` and `training.psi_lr_ratio` are left out when they are the default, so that the ids of runs
+        made before there was a choice stay what they are.
         """
-        left_out = {"training": {"outer"}} if self.training.outer == OuterConfig() else None
-        fields = self.model_dump(mode="json", exclude=left_out)
+        defaults = {"outer": OuterConfig(), "psi_lr_ratio": 1.0}
+        left_out = {name for name, default in defaults.items() if getattr(self.training, name) == default}
+        fields = self.model_dump(mode="json", exclude={"training": left_out})
         return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
@@ -341,6 +345,8 @@ class NodeConfig(Frozen):
 
 
 _PLAIN = {
+    "byte_size": "must be a size such as 10GB",
+    "byte_size_unit": "must be a size such as 10GB",
     "extra_forbidden": "there is no such key",
     "int_parsing": "must be a whole number",
     "int_type": "must be a whole number",

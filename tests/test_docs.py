@@ -164,3 +164,14 @@ def test_makefile_names_its_targets_in_the_head() -> None:
     for target in ("demo", "test", "lint", "bench", "nightly"):
         assert f"make {target}" in head
         assert re.search(rf"^{target}:", body, flags=re.MULTILINE)
+
+
+def test_make_test_gpu_reaches_every_test_that_is_marked_for_one() -> None:
+    (line,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if "pytest -m gpu" in line]
+    places = [word for word in line.split() if word.startswith("tests")]
+    marked = {
+        str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text()
+    }
+    marked.discard(str(Path(__file__).relative_to(ROOT)))
+    assert marked
+    assert {path for path in marked if not any(path.startswith(place + "/") for place in places)} == set()

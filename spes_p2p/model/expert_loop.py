@@ -10,7 +10,7 @@ All products are written into buffers of one expert's size, which stay in the pr
 intermediate result costs more than the arithmetic on it (docs/LOG.md). Sums over slots run in the order of the experts'
 indices, and no token occurs twice in one expert: the same bits every time, on GPUs too.
 
-T tokens, D width, F expert width, S slots, N slots of one expert.
+T tokens, D width, F expert width, S slots, N slots of one expert, P the same padded (`products.padded`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ import torch
 from torch import Tensor
 
 from spes_p2p.model.experts import OwnedExpert
+from spes_p2p.model.products import add_product_, padded, product
 from spes_p2p.model.slots import BankCall, Way
 
 
 def _forward(ctx: Any, call: BankCall, x_TD: Tensor, weights_TK: Tensor, owned: tuple[Tensor, ...]) -> Tensor:
-    slots, tokens, most = call.slots, call.slots.tokens, max(call.slots.sizes)
+    slots, tokens = call.slots, call.slots.tokens
     inputs_TD = x_TD.to(call.dtype)
+    most = padded(max(call.slots.sizes), inputs_TD)
     width, inner = _widths(call)
     num_kept = len(slots.order) if call.keep else most
     gates, ups = (inputs_TD.new_empty(num_kept, inner) for _ in range(2))
@@ -37,12 +39,14 @@ def _forward(ctx: Any, call: BankCall, x_TD: Tensor, weights_TK: Tensor, owned: 
     for _, expert, rows in call.busy():
         size = rows.stop - rows.start
         kept = rows if call.keep else slice(size)
-        x_ND = torch.index_select(inputs_TD, 0, tokens[rows], out=outer_ND[:size])
-        gate_NF = torch.mm(x_ND, expert.dense("gate", weight).T, out=gates[kept])
-        up_NF = torch.mm(x_ND, expert.dense("up", weight).T, out=ups[kept])
-        hidden_NF = torch.ops.aten.silu.out(gate_NF, out=inner_NF[:size])
+        x_PD, x_ND = _padded_rows(outer_ND, size)
+        torch.index_select(inputs_TD, 0, tokens[rows], out=x_ND)
+        gate_NF = product(x_PD, expert.dense("gate", weight).T, out=gates[kept])
+        up_NF = product(x_PD, expert.dense("up", weight).T, out=ups[kept])
+        hidden_PF, hidden_NF = _padded_rows(inner_NF, size)
+        torch.ops.aten.silu.out(gate_NF, out=hidden_NF)
         hidden_NF.mul_(up_NF).mul_(weights_S1[rows])
-        y_ND = torch.mm(hidden_NF, expert.dense("down", weight).T, out=x_ND)
+        y_ND = product(hidden_PF, expert.dense("down", weight).T, out=x_ND)
         y_TD.index_add_(0, tokens[rows], y_ND.to(y_TD.dtype))
     if call.keep:
         ctx.call, ctx.x_dtype = call, x_TD.dtype
@@ -52,7 +56,7 @@ def _forward(ctx: Any, call: BankCall, x_TD: Tensor, weights_TK: Tensor, owned: 
 
 def _backward(ctx: Any, call: BankCall, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
     inputs_TD, gates, ups, weights_TK, *_ = ctx.saved_tensors
-    slots, tokens, most = call.slots, call.slots.tokens, max(call.slots.sizes)
+    slots, tokens, most = call.slots, call.slots.tokens, padded(max(call.slots.sizes), grad_TD)
     width, inner = _widths(call)
     weights_S1 = weights_TK.flatten()[slots.order].to(call.dtype).unsqueeze(1)
     weight = grad_TD.new_empty(width * inner)
@@ -64,27 +68,40 @@ def _backward(ctx: Any, call: BankCall, grad_TD: Tensor) -> tuple[Tensor | None,
     for index, expert, rows in call.busy():
         size, owned = rows.stop - rows.start, isinstance(expert, OwnedExpert)
         gate_NF, up_NF, weights_N1 = gates[rows], ups[rows], weights_S1[rows]
-        grad_y_ND = torch.index_select(grad_TD, 0, tokens[rows], out=first_ND[:size])
-        grad_NF = torch.mm(grad_y_ND, expert.dense("down", weight), out=first_NF[:size])
-        silu_NF = torch.ops.aten.silu.out(gate_NF, out=second_NF[:size])
-        hidden_NF = torch.mul(silu_NF, up_NF, out=third_NF[:size])
+        grad_y_PD, grad_y_ND = _padded_rows(first_ND, size)
+        torch.index_select(grad_TD, 0, tokens[rows], out=grad_y_ND)
+        grad_NF = product(grad_y_PD, expert.dense("down", weight), out=first_NF[:size])
+        silu_PF, silu_NF = _padded_rows(second_NF, size)
+        torch.ops.aten.silu.out(gate_NF, out=silu_NF)
+        third_PF, third = _padded_rows(third_NF, size)
+        hidden_NF = torch.mul(silu_NF, up_NF, out=third)
         torch.sum(grad_NF * hidden_NF, dim=1, out=grad_weights_S[rows])
         if owned:
-            found[index, "down"] = grad_y_ND.T @ hidden_NF.mul_(weights_N1)
+            hidden_NF.mul_(weights_N1)
+            found[index, "down"] = product(grad_y_PD.T, third_PF)
         grad_NF.mul_(weights_N1)
-        grad_up_NF = silu_NF.mul_(grad_NF)
+        silu_NF.mul_(grad_NF)
         grad_NF.mul_(up_NF)
-        grad_gate_NF = torch.ops.aten.silu_backward.grad_input(grad_NF, gate_NF, grad_input=third_NF[:size])
-        grad_x_ND = torch.mm(grad_gate_NF, expert.dense("gate", weight), out=grad_y_ND)
-        grad_x_ND.addmm_(grad_up_NF, expert.dense("up", weight))
-        grad_x_TD.index_add_(0, tokens[rows], grad_x_ND.to(grad_x_TD.dtype))
+        torch.ops.aten.silu_backward.grad_input(grad_NF, gate_NF, grad_input=third)
+        grad_gate_PF, grad_up_PF = third_PF, silu_PF
+        grad_x_PD = product(grad_gate_PF, expert.dense("gate", weight), out=grad_y_PD)
+        add_product_(grad_x_PD, grad_up_PF, expert.dense("up", weight))
+        grad_x_TD.index_add_(0, tokens[rows], grad_x_PD[:size].to(grad_x_TD.dtype))
         if owned:
-            x_ND = torch.index_select(inputs_TD, 0, tokens[rows], out=second_ND[:size])
-            found[index, "gate"] = grad_gate_NF.T @ x_ND
-            found[index, "up"] = grad_up_NF.T @ x_ND
+            x_PD, x_ND = _padded_rows(second_ND, size)
+            torch.index_select(inputs_TD, 0, tokens[rows], out=x_ND)
+            found[index, "gate"] = product(grad_gate_PF.T, x_PD)
+            found[index, "up"] = product(grad_up_PF.T, x_PD)
     grad_weights_TK = torch.empty_like(weights_TK)
     grad_weights_TK.view(-1)[slots.order] = grad_weights_S.to(weights_TK.dtype)
     return grad_x_TD, grad_weights_TK, *call.gradients(found)
+
+
+def _padded_rows(buffer: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The first rows of a buffer as products take them, zeros after the first `size`, and these alone."""
+    rows = buffer[: padded(size, buffer)]
+    rows[size:].zero_()
+    return rows, rows[:size]
 
 
 def _widths(call: BankCall) -> tuple[int, int]:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from spes_p2p.model.products import add_product_, product
+
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
 """Most bytes of one chunk's logits in fp32. On a GPU each chunk must be worth a pass over the head's gradient."""
 
@@ -110,9 +112,9 @@ class _HeadLosses(torch.autograd.Function):
             one_C1 = torch.full_like(targets_C1, -1 / batch_tokens, dtype=logits_CV.dtype)
             grad_CV = logits_CV.mul_(scale_C[:, None]).scatter_add_(1, targets_C1, one_C1).to(compute_VD.dtype)
             if grad_TD is not None:
-                grad_TD[chunk] = grad_CV @ compute_VD
+                grad_TD[chunk] = product(grad_CV, compute_VD)
             if into_VD is not None:
-                _add_product_(into_VD, grad_CV.T, hidden_TD[chunk].to(compute_VD.dtype))
+                add_product_(into_VD, grad_CV.T, hidden_TD[chunk].to(compute_VD.dtype))
         ctx.save_for_backward(grad_TD, into_VD if weight_grad_VD is None else None)
         cross_entropy = torch.cat(nats).sum() / batch_tokens
         z = torch.cat(lses).square().sum() / batch_tokens
@@ -144,7 +146,7 @@ def _chunks_of_logits(hidden_TD: Tensor, compute_VD: Tensor, chunk_tokens: int) 
         chunk = slice(first, min(first + chunk_tokens, num_tokens))
         hidden_CD, logits_CV = hidden_TD[chunk].to(compute_VD.dtype), buffer_CV[: chunk.stop - first]
         if compute_VD.dtype == dtype:
-            torch.mm(hidden_CD, compute_VD.T, out=logits_CV)
+            product(hidden_CD, compute_VD.T, out=logits_CV)
         else:
             logits_CV.copy_(hidden_CD @ compute_VD.T)
         yield chunk, logits_CV
@@ -155,10 +157,3 @@ def _exponentials_(logits_CV: Tensor) -> tuple[Tensor, Tensor]:
     max_C = logits_CV.amax(dim=1)
     sum_C = logits_CV.sub_(max_C[:, None]).exp_().sum(dim=1)
     return max_C + sum_C.log(), sum_C
-
-
-def _add_product_(into: Tensor, left: Tensor, right: Tensor) -> None:
-    if into.dtype == left.dtype:
-        into.addmm_(left, right)
-    else:
-        into += left @ right

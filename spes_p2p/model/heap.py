@@ -3,7 +3,8 @@
 Blocks of up to 32 MiB come from one heap, and a small block that lives long often lies in the middle of a large hole,
 which is then too small for the next large block. Each layer leaves some such holes; over a step they grew to a quarter
 of all that was in use (docs/LOG.md). The pages of holes can be returned at any time: they come back, zeroed, if the
-hole is used after all. Done once per layer, this costs less CPU time than can be measured.
+hole is used after all, which costs about 2 us for each 4 KiB. So it is done once per layer, where memory is near its
+most.
 """
 
 from __future__ import annotations

@@ -56,7 +56,9 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, frozen_format: FrozenFormat = "fp32") -> None:
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.width)
+        # from values: the random ones that it would draw itself load a compiler, which takes a second
+        weight_VD = torch.empty(config.vocab_size, config.width)
+        self.embed = nn.Embedding.from_pretrained(weight_VD, freeze=False)  # type: ignore[no-untyped-call]  # untyped in torch
         self.layers = nn.ModuleList(Layer(config, frozen_format) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.width, config.rms_norm_eps)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
@@ -96,14 +98,15 @@ class Transformer(nn.Module):
         cos_TH, sin_TH = self._rotary(tokens_BT.shape[1], tokens_BT.device)
         x_BTD = self.embed(tokens_BT)
         routings: list[Routing] = []
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
             if checkpoint_layers:
                 # nothing here draws random numbers, so their state need not be kept
                 x_BTD, routing = checkpoint(layer, x_BTD, cos_TH, sin_TH, use_reentrant=False, preserve_rng_state=False)
             else:
                 x_BTD, routing = layer(x_BTD, cos_TH, sin_TH)
             routings.append(routing)
-            give_holes_back(x_BTD)
+            if checkpoint_layers or 2 * index >= len(self.layers):  # before that, what is kept is far from its most
+                give_holes_back(x_BTD)
         return self.norm(x_BTD), routings
 
     def losses(

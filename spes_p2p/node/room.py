@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from spes_p2p.node.main_memory import free_main_memory
 from spes_p2p.training.fit import Room
 
 FREE_SHARE = 0.9
@@ -30,7 +31,7 @@ def room_for_ranks(devices: Sequence[torch.device], memory_bytes: int | None) ->
 
 def room_for_training(device: torch.device, memory_bytes: int | None) -> Room:
     """Of the GPU's free memory or of main memory, at most what `--memory` allows, which `limit_memory` enforces."""
-    free_host = int(psutil.virtual_memory().available * FREE_SHARE)
+    free_host = int(free_main_memory() * FREE_SHARE)
     if device.type == "cuda":
         free = int(torch.cuda.mem_get_info(device)[0] * FREE_SHARE)
         if memory_bytes is not None and memory_bytes <= free:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -12,7 +13,8 @@ import torch
 from spes_p2p.config import NodeConfig, RunConfig
 from spes_p2p.errors import ConfigError, LocalStateError, MachineError, NotFiniteError, TrainerError
 from spes_p2p.ids import Digest, PeerId
-from spes_p2p.node.ranks import RankProcesses
+from spes_p2p.node.failed_plan import note_failed_plan, read_failed_plan
+from spes_p2p.node.ranks import RankProcesses, die
 from spes_p2p.node.room import room_for_ranks
 from spes_p2p.node.trainer_files import CheckpointFiles
 from spes_p2p.node.worker_messages import (
@@ -40,11 +42,12 @@ from spes_p2p.training.engine import Engine
 from spes_p2p.training.fit import fit, largest_plan, told
 from spes_p2p.training.handover import export_handover, import_handover
 from spes_p2p.training.heldout import decode_held_out, held_out_hashes
-from spes_p2p.training.out_of_memory import limit_memory
+from spes_p2p.training.out_of_memory import is_out_of_memory, limit_memory, says_out_of_memory
 from spes_p2p.training.own_work import OwnWork
+from spes_p2p.training.plan import StepPlan
 from spes_p2p.training.publish import StoredPiece, publish
 from spes_p2p.training.selftest import self_test
-from spes_p2p.training.spread import SpreadEngine
+from spes_p2p.training.spread import RankFailure, SpreadEngine
 from spes_p2p.training.start import NO_BASE, StartReader
 from spes_p2p.training.state import rest_on, restore_state, stream_state
 from spes_p2p.training.tokenizer import ByteTokenizer
@@ -70,11 +73,19 @@ class TrainerService:
         self._notices: list[str] = []
         if hello.memory_bytes is not None and not limit_memory(torch.device(hello.device), hello.memory_bytes):
             self._notices.append("--memory has no effect: this system cannot limit what a process on the CPU takes")
+        self._state_dir = Path(hello.state_dir)
+        self._planned: tuple[int, StepPlan] | None = None
+        """The trainer's plan as it was chosen, for so many owned shards; what failed since then is not tried again."""
         self._team: RankProcesses | None = None
         if hello.more_devices:
-            folder = Path(hello.state_dir)
-            make_folder(folder)
-            self._team = RankProcesses(devices, folder, threads=hello.threads, memory_bytes=hello.memory_bytes)
+            make_folder(self._state_dir)
+            self._team = RankProcesses(
+                devices,
+                self._state_dir,
+                threads=hello.threads,
+                memory_bytes=hello.memory_bytes,
+                on_death=self._rank_died,
+            )
         self._config = RunConfig.from_json(hello.config)
         self._node = _node_config(hello)
         self._store = DiskBlobs(Path(hello.blobs_dir))
@@ -103,8 +114,6 @@ class TrainerService:
             return trainer
 
         self._trainer, resumed, damaged = self._resume(new_trainer)
-        self._planned_for: int | None = None
-        """Owned shards that the trainer's plan was chosen for; what failed since then is not tried again."""
         self._reader: StartReader | None = None
         self._trained: TrainResult | None = None
         self.ready = Ready(
@@ -123,6 +132,17 @@ class TrainerService:
         if self._team is None:
             return Engine(self._config, device=hello.device, frozen_format=hello.frozen_format, moments=hello.moments)
         return SpreadEngine(self._config, self._team, frozen_format=hello.frozen_format, moments=hello.moments)
+
+    def _rank_died(self, reason: str) -> None:
+        """End this process. Called in another thread."""
+        if says_out_of_memory(reason):
+            self._note_failed_plan()
+        die(reason)
+
+    def _note_failed_plan(self) -> None:
+        with suppress(MachineError):  # without the note the same is tried again
+            if self._planned is not None:
+                note_failed_plan(self._state_dir, *self._planned)
 
     def close(self) -> None:
         """End the processes of other ranks, if there are any."""
@@ -199,19 +219,30 @@ class TrainerService:
 
     def _plan_for(self, num_owned: int) -> None:
         """Cut steps as little as these shards allow, but for what once failed with as many."""
-        need = largest_plan(self._config, self._node, num_owned, self._room)
+        note = read_failed_plan(self._state_dir) if self._team is not None else None
+        failed = note.plan if note is not None and note.num_owned <= num_owned else None
+        need = largest_plan(self._config, self._node, num_owned, self._room, failed)
+        if need is None and failed is not None:
+            self._trainer.plan = failed  # nothing is smaller: it is tried once more
         if need is None:
             return  # more than was offered: it is tried as it is, and made smaller where memory really runs out
-        if num_owned != self._planned_for:
+        if self._planned is None or num_owned != self._planned[0]:
             self._trainer.plan = need.plan
-            self._planned_for = num_owned
+            self._planned = num_owned, need.plan
+            if failed is not None:
+                self._notices.append(f"out of memory on several devices with {failed}; going on with {need.plan}")
 
     def _train(
         self, request: Train, should_stop: Callable[[], bool], on_progress: Callable[[Progress], None]
     ) -> Trained:
         self._started()
         meter = ProgressMeter(request.num_inner_steps, self._config.training.batch_tokens, on_progress)
-        result = self._trainer.train(request.num_inner_steps, should_stop, meter.step)
+        try:
+            result = self._trainer.train(request.num_inner_steps, should_stop, meter.step)
+        except RankFailure as error:
+            if error.__cause__ is not None and is_out_of_memory(error.__cause__):
+                self._note_failed_plan()
+            raise
         self._trained = result
         return Trained(
             round=self._trainer.round,

@@ -69,8 +69,10 @@ class _Peer:
         self.model.set_owned(list(experts))
         self.weights = dict(self.model.named_parameters())
         training = config.training
+        psi = self.model.psi()
+        groups = [list(psi.values()), [weight for name, weight in self.weights.items() if name not in psi]]
         self.adamw = torch.optim.AdamW(
-            self.weights.values(),
+            [{"params": group} for group in groups],
             lr=1.0,
             betas=(training.beta1, training.beta2),
             eps=training.adam_eps,
@@ -90,8 +92,9 @@ class _Peer:
             for weight in self.weights.values():
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             torch.nn.utils.clip_grad_norm_(self.weights.values(), training.clip_norm)
-            for group in self.adamw.param_groups:
-                group["lr"] = _rate(training, step)
+            psi, experts = self.adamw.param_groups
+            experts["lr"] = _rate(training, step)
+            psi["lr"] = training.psi_lr_ratio * experts["lr"]
             self.adamw.step()
             self.adamw.zero_grad()
         return {name: weight.detach().clone() for name, weight in self.weights.items()}

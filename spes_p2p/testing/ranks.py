@@ -21,7 +21,13 @@ from spes_p2p.training.trainer import Trainer
 SPREAD_MODEL = ModelConfig(width=32, num_layers=2, num_heads=2, num_kv_heads=1, num_experts=8, top_k=2, expert_width=24)
 # Adam divides a gradient by its own size: without a larger eps, rounding in gradients near zero becomes whole steps.
 SPREAD_TRAINING = TrainingConfig(
-    sequence_length=16, batch_sequences=4, warmup_steps=4, total_steps=40, peak_lr=1e-2, adam_eps=1e-5
+    sequence_length=16,
+    batch_sequences=4,
+    warmup_steps=4,
+    total_steps=40,
+    peak_lr=1e-2,
+    psi_lr_ratio=0.5,
+    adam_eps=1e-5,
 )
 SPREAD_RUN = tiny_run(model=SPREAD_MODEL, training=SPREAD_TRAINING)
 

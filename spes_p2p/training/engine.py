@@ -51,7 +51,9 @@ class Engine:
         self.config = config
         self.device = torch.device(device)
         self._model = Transformer.build(config.model, frozen_format, device)
-        self._optimizer = NamedAdamW(config.training, self._model.psi(), moments)
+        psi = self._model.psi()
+        ratios = dict.fromkeys(psi, config.training.psi_lr_ratio)
+        self._optimizer = NamedAdamW(config.training, psi, moments, rate_ratios=ratios)
 
     @property
     def model(self) -> Transformer:
@@ -89,7 +91,8 @@ class Engine:
     def weights_are_finite(self) -> bool:
         """Whether no trained weight is NaN or infinite."""
         trained = self.model.psi() | self.model.owned()
-        return all(bool(torch.isfinite(weight).all()) for weight in trained.values())
+        # the least and the largest value, which are NaN if any value is, in one pass
+        return all(bool(torch.isfinite(torch.stack(weight.aminmax())).all()) for weight in trained.values())
 
     # -------------------------------------------------------------------------------------------------------- computing
 

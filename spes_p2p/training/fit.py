@@ -7,7 +7,7 @@ as fit at all, and cuts its steps, at each start, as little as the shards that i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from spes_p2p.config import NodeConfig, RunConfig
@@ -33,9 +33,15 @@ class Room:
         return need.device.peak_bytes <= self.device_bytes and fits_host
 
 
-def largest_plan(config: RunConfig, node: NodeConfig, num_owned: int, room: Room) -> MemoryNeed | None:
-    """The need under the fastest plan that fits with so many shards; None: not even the smallest does."""
-    needs = (memory_need(config, node, num_owned, plan) for plan in plans(config, node.num_ranks))
+def largest_plan(
+    config: RunConfig, node: NodeConfig, num_owned: int, room: Room, failed: StepPlan | None = None
+) -> MemoryNeed | None:
+    """The need under the fastest plan that fits with so many shards and comes after `failed`, which did not fit when
+    it was tried; None: there is no such plan."""
+    candidates = plans(config, node.num_ranks)
+    if failed is not None:
+        candidates = after(failed, candidates)
+    needs = (memory_need(config, node, num_owned, plan) for plan in candidates)
     return next((need for need in needs if room.holds(need)), None)
 
 
@@ -58,6 +64,12 @@ def plans(config: RunConfig, num_ranks: int = 1) -> Iterator[StepPlan]:
     while plan is not None:
         yield plan
         plan = smaller(plan)
+
+
+def after(failed: StepPlan, candidates: Iterable[StepPlan]) -> Iterator[StepPlan]:
+    """Those of the plans that need less memory than this one."""
+    size = (not failed.checkpoint, failed.micro_sequences)
+    return (plan for plan in candidates if (not plan.checkpoint, plan.micro_sequences) < size)
 
 
 def told(config: RunConfig, need: MemoryNeed, room: Room) -> str:

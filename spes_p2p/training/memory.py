@@ -9,7 +9,7 @@ and what comes and goes by phase; the peak is what is held and the largest phase
 
     loss             what all layers keep (training/kept.py), the final norm's input and output, the gradient of the
                      hidden state, of the head 4 V D, a chunk of logits; 4 (P + E) instead of 4 V D from the second
-                     micro-batch on
+                     micro-batch on; under autocast weights in bf16, and 64 MiB that are added to the head's gradient
     backward begins  the same without the chunk, with one layer's work, and if checkpointed all that it keeps
     backward ends    all gradients 4 (P + E), one layer's work and what it keeps; from the second micro-batch on one
                      more gradient of the embedding
@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from spes_p2p.config import NodeConfig, RunConfig
 from spes_p2p.model.frozen import frozen_bytes
 from spes_p2p.model.head import CHUNK_BYTES
+from spes_p2p.model.products import ADDED_BYTES
 from spes_p2p.model.shards import expert_shapes, psi_shapes, shard_shapes
 from spes_p2p.training.kept import LayerBytes, layer_bytes
 from spes_p2p.training.layout import psi_layout
@@ -155,6 +156,7 @@ def _step_phases(
     casts = ("weights in bf16", head_cast + layers_cast)
     casts_kept = ("weights in bf16", layers_cast // model.num_layers if plan.checkpoint else layers_cast)
     chunk = ("a chunk of logits", _logits(config, num_tokens, on_gpu=on_gpu))
+    product = ("product for the head's gradient", min(head // 2, ADDED_BYTES) if on_gpu else 0)
     chunk_values = GPU_CHUNK_VALUES if on_gpu else CPU_CHUNK_VALUES
     second = ("a second gradient of the embedding", head if is_split else 0)
     last = ("one layer", layer.kept + layer.work)
@@ -167,6 +169,7 @@ def _step_phases(
                 ends,
                 ("hidden state", hidden),
                 chunk,
+                product,
                 casts,
                 whole,
             ),
@@ -205,10 +208,10 @@ def _host_phases(config: RunConfig, node: NodeConfig, num_owned: int) -> tuple[t
 
 
 def _logits(config: RunConfig, num_tokens: int, *, on_gpu: bool) -> int:
-    """fp32, and under autocast their gradient in bf16 and the product of a chunk before it is widened."""
+    """fp32, and under autocast in bf16 as well: before they are widened, and then their gradient."""
     most = CHUNK_BYTES["cuda" if on_gpu else "cpu"]
     chunk = max(4 * config.model.vocab_size, min(most, 4 * num_tokens * config.model.vocab_size))
-    return 2 * chunk if on_gpu else chunk
+    return chunk + chunk // 2 if on_gpu else chunk
 
 
 def _bf16_weights(config: RunConfig) -> tuple[int, int]:

@@ -59,9 +59,12 @@ class NamedAdamW:
         weights: Mapping[str, nn.Parameter],
         moments: MomentsFormat = "fp32",
         ranks: Ranks = ALONE,
+        rate_ratios: Mapping[str, float] | None = None,
     ) -> None:
+        """`rate_ratios`: weights that have another learning rate than the others, in units of theirs, by name."""
         self._config = config
         self._ranks = ranks
+        self._rate_ratios = dict(rate_ratios or {})
         self._format: MomentsFormat = moments
         self._weights: dict[str, nn.Parameter] = {}
         self._states: dict[str, _State] = {}
@@ -91,7 +94,8 @@ class NamedAdamW:
         divisor = max((norm + NORM_EPS) / self._config.clip_norm, 1.0)
         with torch.no_grad():
             for name, weight in self._weights.items():
-                self._update(self._state(name), weight, learning_rate, divisor)
+                rate = learning_rate * self._rate_ratios.get(name, 1.0)
+                self._update(self._state(name), weight, rate, divisor)
                 weight.grad = None
         return norm
 

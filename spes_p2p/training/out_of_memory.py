@@ -9,15 +9,25 @@ import torch
 
 from spes_p2p.errors import MachineError
 
-_CPU_ALLOCATOR = ("can't allocate memory", "not enough memory", "std::bad_alloc")
-"""What PyTorch's allocator for the CPU says, as a plain RuntimeError: on Linux, on Windows, from below it."""
+_PLAIN_ERRORS = (
+    *("can't allocate memory", "not enough memory", "std::bad_alloc"),
+    *("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
+)
+"""What comes as a plain RuntimeError: from PyTorch's allocator for the CPU, on Linux, on Windows, from below it; and on
+a GPU from whatever asks the driver past PyTorch's allocator."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether this exception means that an allocation failed, on a GPU or in main memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _CPU_ALLOCATOR)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _PLAIN_ERRORS)
+
+
+def says_out_of_memory(reason: str) -> bool:
+    """Whether another process ended for want of memory, by what it said: `TYPE: MESSAGE` of the exception."""
+    words = (torch.OutOfMemoryError.__name__, MemoryError.__name__, *_PLAIN_ERRORS)
+    return any(word in reason for word in words)
 
 
 def give_back(device: torch.device) -> None:

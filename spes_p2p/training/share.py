@@ -51,8 +51,10 @@ class Share:
         begin, ranks = self._begin, self.ranks
         self._owned = owned
         self.model: Transformer = build_spread(self.config.model, begin.frozen_format, owned, ranks.device, ranks.mesh)
-        trained = self.model.psi() | self.model.owned()
-        self.optimizer = NamedAdamW(self.config.training, trained, begin.moments, ranks)
+        psi, training = self.model.psi(), self.config.training
+        trained = psi | self.model.owned()
+        ratios = dict.fromkeys(psi, training.psi_lr_ratio)
+        self.optimizer = NamedAdamW(training, trained, begin.moments, ranks, rate_ratios=ratios)
         for name in list(held):
             moments = held.pop(name)
             if name in trained:

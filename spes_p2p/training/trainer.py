@@ -77,6 +77,7 @@ class StepReport:
     gradient_norm: float | None
     """Before clipping; None: the step was skipped."""
     learning_rate: float
+    """Of the experts; psi's is `psi_lr_ratio` times this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from spes_p2p.config import Frozen, OuterConfig, RunConfig
 from spes_p2p.digests import digest
+from spes_p2p.training.documents import MAX_DOCUMENT_BYTES
 from spes_p2p.training.noloco import NoLoCoConfig
 
 Method: TypeAlias = Literal["centralised", "spes", "spes-no-merge", "spes-nesterov", "diloco", "fedavg", "noloco"]
@@ -30,6 +31,9 @@ class Experiment(Frozen):
     """Peers that train one shard; the mean of their values is its next start."""
     text_bytes: PositiveInt = 400_000
     """Of each kind."""
+    document_bytes: PositiveInt = MAX_DOCUMENT_BYTES
+    """Most bytes of a document to train on. Real sequences are about as long as documents; short ones that take turns
+    in a long document make all steps of a round alike (docs/learning.md)."""
     evaluate_every: PositiveInt = 50
     """Steps between two points of the curve, rounded up to whole rounds."""
     outer: OuterConfig = OuterConfig(rule="nesterov")

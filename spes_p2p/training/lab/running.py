@@ -12,7 +12,7 @@ from spes_p2p.training.data import TokenStream
 from spes_p2p.training.evaluate import evaluate_weights
 from spes_p2p.training.lab.experiment import Experiment, Outcome, Point
 from spes_p2p.training.lab.swarms import Alone, Pairs, Replicas, Spes, Swarm
-from spes_p2p.training.lab.texts import DealtTexts, deal
+from spes_p2p.training.lab.texts import DealtTexts, deal, in_pieces
 from spes_p2p.training.tokenizer import ByteTokenizer
 
 
@@ -28,6 +28,7 @@ def conduct(
     texts = deal(
         experiment.text, experiment.num_peers, experiment.seed, experiment.text_bytes, experiment.run.held_out_bytes
     )
+    texts = in_pieces(texts, experiment.document_bytes)
     swarm = make_swarm(experiment, config, store, texts)
     training = config.training
     curve: list[Point] = []

@@ -14,7 +14,7 @@ import functools
 import importlib.metadata
 import pydoc_data.topics
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
@@ -66,6 +66,21 @@ def deal(text: Text, num_peers: int, seed: int, text_bytes: int, held_out_bytes:
     if not all(peers):
         raise DataError(f"too little text for {num_peers} peers: raise text_bytes, {text_bytes} now")
     return DealtTexts(peers=tuple(peers), held_out=tuple(held_out))
+
+
+def in_pieces(texts: DealtTexts, document_bytes: int) -> DealtTexts:
+    """The same texts, every document for training cut into pieces of at most so many bytes."""
+    return replace(
+        texts,
+        peers=tuple(
+            tuple(
+                document[begin : begin + document_bytes]
+                for document in documents
+                for begin in range(0, len(document), document_bytes)
+            )
+            for documents in texts.peers
+        ),
+    )
 
 
 def _place(seed: int, document: bytes) -> bytes:

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 FILE = Path(__file__).parents[3] / "benchmarks" / "trainer.py"
 
@@ -42,6 +43,24 @@ def test_a_claim_divides_ours_by_the_peer_of_the_same_kind(trainer):
         "target": 0.42,
     }
     assert (speed["ratio"], speed["better"], speed["target"]) == (1.5, "higher", 1.5)
+
+
+@pytest.mark.parametrize("side", ["peer", "ours"])
+def test_memory_counts_from_after_what_a_first_step_loads(trainer, monkeypatch, side):
+    """Transformers' modules and PyTorch's lazy ones are libraries, whoever needs them."""
+    seen = []
+
+    def side_of(config, row):
+        seen.append("large" if config == trainer.LARGE else "small")
+        return lambda: seen.append("step")
+
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    monkeypatch.setattr(trainer, side, side_of)
+    monkeypatch.setattr(trainer, "_products_per_cpu_s", lambda: 1.0)
+    monkeypatch.setattr(trainer, "_status_bytes", lambda key: seen.append(key) or 0)
+    row = next(row for row in trainer.ROWS if (side == "peer") == row.name.startswith("peer"))
+    trainer.measure(trainer.LARGE, row, steps=1)
+    assert seen == ["small", "step", "VmRSS", "large", "step", "step", "VmHWM"]
 
 
 @pytest.mark.live

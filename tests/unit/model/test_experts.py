@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spes_p2p.config import ModelConfig
 from spes_p2p.model import expert_grouped
@@ -103,6 +104,36 @@ def test_experts_are_decoded_some_at_a_time(monkeypatch, num_bytes):
     monkeypatch.setattr(expert_grouped, "STACK_BYTES", num_bytes)
     for one, other in zip(whole, run(grouped_experts, bank), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_buffer_for_decoded_weights_is_bounded(monkeypatch):
+    bank = bank_of("int8")
+    experts_TK, _ = routed()
+    monkeypatch.setattr(expert_grouped, "STACK_BYTES", 2 * 16 * 24 * 4)
+    stacks = expert_grouped._Stacks(call_of(bank, experts_TK), inputs())
+    assert [len(group.members) for group in stacks.groups] == [2, 2]
+    assert stacks._buffer.nbytes == 2 * 16 * 24 * 4
+
+
+class WeightShaped(TorchDispatchMode):
+    """Counts the matrices of an expert's shape that products give."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.mm.default, torch.ops.aten._grouped_mm.default):
+            stacked = result if result.dim() == 3 else result[None]
+            self.count += len(stacked) * (tuple(stacked.shape[1:]) in ((16, 24), (24, 16)))
+        return result
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_gradient_of_a_frozen_weight_is_computed(way):
+    bank = bank_of("int8")
+    with WeightShaped() as products:
+        run(way, bank)
+    assert products.count == 2 * len(MATRICES)  # of experts 0 and 3: 4 has no tokens
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -56,6 +56,23 @@ def test_int4_values_by_hand():
     assert matrix.values.tolist() == [7 - 7 * 16, 0, 2 + 2 * 16]
 
 
+@pytest.mark.parametrize("frozen_format", ["int8", "int4"])
+def test_integers_are_the_nearest_by_the_scale_that_is_stored(frozen_format):
+    values = values_of((256, 256))
+    matrix = stored(frozen_format, values)
+    blocks = values.view(len(matrix.scales), -1)
+    error = (matrix.decoded().view_as(blocks) - blocks).abs() / matrix.scales.float()
+    # but for the largest ones, for which a scale that was rounded down has no integer
+    assert error[blocks.abs() < 0.9 * blocks.abs().amax(dim=1, keepdim=True)].max() <= 0.5 * (1 + 1e-5)
+
+
+def test_int4_values_beyond_a_scale_that_was_rounded_down_keep_their_sign():
+    # fp16 has nothing between 6e-8, which becomes the scale, and twice that
+    step = 2.0**-24
+    values = torch.tensor([[-7.0, -5.0, 5.0, 7.0]]) * 1.4 * step
+    assert stored("int4", values).decoded().tolist() == [[-7 * step, -7 * step, 7 * step, 7 * step]]
+
+
 def test_int4_has_a_scale_for_every_64_values_of_a_row():
     values = torch.cat((torch.full((2, 64), 0.001), torch.full((2, 64), 100.0)), dim=1)
     torch.testing.assert_close(stored("int4", values).decoded(), values, rtol=1e-3, atol=0)

@@ -54,6 +54,19 @@ def test_ranks_train_what_one_device_trains(team: CpuTeam, frozen_format, micro,
     assert spread.finite
 
 
+def test_what_was_evaluated_before_does_not_stay(team: CpuTeam):
+    """Embedding, last norm and head stay gathered after a forward pass unless they are let go of."""
+    spread, alone = trainer_on(team.engine()), trainer_on(Engine(SPREAD_RUN), team.micro_alone)
+    results: list[list[float]] = [[], []]
+    for trainer, nats in zip((spread, alone), results, strict=True):
+        trainer.load_start(genesis_round(SPREAD_RUN, (0,)))
+        nats.append(trainer.evaluate(tiny_documents()).nats_per_byte)
+        trainer.engine.load({"head.weight": trainer.engine.host_weight("head.weight") * np.float32(8)})
+        nats.append(trainer.evaluate(tiny_documents()).nats_per_byte)
+    assert results[0] == pytest.approx(results[1], rel=1e-5)
+    assert results[0][0] != pytest.approx(results[0][1], rel=1e-2)
+
+
 def test_an_expert_with_tokens_on_one_rank_only_is_trained_by_all(team: CpuTeam):
     model = SPREAD_MODEL.model_copy(update={"num_experts": 32})
     config = tiny_run(model=model, training=SPREAD_TRAINING.model_copy(update={"sequence_length": 16}))

@@ -1,6 +1,5 @@
 """What memory a process may still take."""
 
-import psutil
 import pytest
 import torch
 
@@ -14,8 +13,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 GB free, and a process that has 1 GB."""
-    free = psutil.virtual_memory()._replace(available=16_000_000_000)
-    monkeypatch.setattr(room.psutil, "virtual_memory", lambda: free)
+    monkeypatch.setattr(room, "free_main_memory", lambda: 16_000_000_000)
     monkeypatch.setattr(room, "_data_bytes", lambda: 1_000_000_000)
 
 

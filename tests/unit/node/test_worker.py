@@ -10,11 +10,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from spes_p2p.errors import BlobError, ConfigError, DataError, MachineError, TrainerError
 from spes_p2p.ids import Digest, PeerId
+from spes_p2p.node.failed_plan import FILE, FailedPlan
 from spes_p2p.node.worker import BackOff, Restarting, Worker
 from spes_p2p.node.worker_messages import Done, Hello, LoadStart, Progress, ReplyEnvelope, to_frame
 from spes_p2p.storage.blobs import DiskBlobs
@@ -335,6 +337,21 @@ async def test_a_round_over_two_ranks_gives_an_update_that_ackers_accept(tmp_pat
         assert piece.squared_norm > 0
         assert check_expert_blob(CONFIG, piece.index, data, reader.row_tensor, piece.squared_norm) is None
     assert exported.size_bytes == len(store.read(exported.blob))
+
+
+async def test_several_devices_do_not_try_again_what_ran_out_of_memory(tmp_path):
+    (tmp_path / "trainer").mkdir()
+    whole = -(-CONFIG.training.batch_sequences // 2)
+    note = FailedPlan(num_owned=1, micro_sequences=whole, checkpoint=False, node_pid=os.getpid())
+    (tmp_path / "trainer" / FILE).write_bytes(msgspec.json.encode(note))
+    async with running(make_hello(tmp_path, more_devices=("cpu",)), Listener()) as worker:
+        await worker.start()
+        begun = await worker.load_start(LoadStart(spec=genesis(tmp_path), owned=(1, 2)))
+        assert (await worker.train(1)).num_steps == 1
+        again = await worker.load_start(LoadStart(spec=genesis(tmp_path), owned=(1, 2)))
+    (notice,) = begun.notices
+    assert notice.startswith(f"out of memory on several devices with {note.plan}; going on with micro-batches of ")
+    assert again.notices == ()  # it is said once, not in every round
 
 
 async def test_a_rank_that_is_killed_is_a_death_of_the_trainer_and_training_goes_on(tmp_path):

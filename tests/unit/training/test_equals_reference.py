@@ -37,6 +37,7 @@ CONFIG = RunConfig(
         total_steps=40,
         warmup_steps=6,
         peak_lr=1e-3,
+        psi_lr_ratio=1.5,
         merge=MergeConfig(alpha=ALPHA, top_k=TOP_K_MERGE, warmup_steps=WARMUP, interval_steps=INTERVAL),
     ),
     codecs=CodecConfig(expert="fp32", psi="fp32"),

@@ -103,3 +103,15 @@ def test_several_devices_begin_with_the_sequences_of_one():
     need = fit(RUN, node(more_devices=("cpu",)), Room(device_bytes=10**12))
     assert need.plan == StepPlan(micro_sequences=2)
     assert next(iter(plans(RUN, 3))) == StepPlan(micro_sequences=2)
+
+
+def test_what_failed_when_it_was_tried_is_not_chosen_again():
+    room = Room(device_bytes=10**12)
+    for failed, wanted in ((WHOLE, 2), (StepPlan(micro_sequences=3), 2), (StepPlan(micro_sequences=2), 1)):
+        need = largest_plan(RUN, node(), 1, room, failed)
+        assert need is not None
+        assert need.plan == StepPlan(micro_sequences=wanted)
+    need = largest_plan(RUN, node(), 1, room, StepPlan(micro_sequences=1))
+    assert need is not None
+    assert need.plan == SMALLEST
+    assert largest_plan(RUN, node(), 1, room, SMALLEST) is None

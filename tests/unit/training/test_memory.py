@@ -1,14 +1,18 @@
 """The memory model against the model's own tensors, and against what autograd saves."""
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from spes_p2p.config import ModelConfig, NodeConfig, RunConfig, TrainingConfig
 from spes_p2p.digests import digest
+from spes_p2p.model.head import head_losses
 from spes_p2p.model.init import initial_psi, initial_shard
-from spes_p2p.model.shards import parse_expert_name
+from spes_p2p.model.shards import parse_expert_name, psi_shapes
 from spes_p2p.model.transformer import Transformer
 from spes_p2p.testing.saved import saved_bytes
 from spes_p2p.testing.training import genesis_round, tiny_documents
@@ -87,6 +91,7 @@ def test_a_checkpointed_layer_keeps_its_input_and_what_the_losses_read():
 
 LONG = RUN.model_copy(update={"training": RUN.training.model_copy(update={"sequence_length": 2048})})
 """Activations outweigh the buffers."""
+HEAD_PRODUCT = "product for the head's gradient"
 
 
 def peak(num_owned: int, plan: StepPlan, **changes: object) -> int:
@@ -136,8 +141,54 @@ def test_a_rank_holds_its_share_and_what_it_gathers_for_a_while():
     assert amount(dict(alone.device.phases)["loss"], gathered) == 0
 
 
+def test_the_head_under_autocast_takes_what_is_reckoned_of_a_gpu():
+    """The same code on a CPU, which widens the product by a whole copy before it adds it; a GPU does not."""
+    model = MODEL.model_copy(update={"vocab_size": 4096})
+    run = RUN.model_copy(update={"model": model})
+    hidden_TD, weight_VD = torch.ones(4 * 16, 64, requires_grad=True), torch.ones(4096, 64, requires_grad=True)
+    targets_T = torch.zeros(4 * 16, dtype=torch.int64)
+
+    def losses():
+        with torch.autocast("cpu", torch.bfloat16):
+            return head_losses(hidden_TD, weight_VD, targets_T, 1e-4)
+
+    need = memory_need(run, node(device="cuda:0"), 0, StepPlan(micro_sequences=4, checkpoint=True))
+    loss = dict(need.device.phases)["loss"]
+    attention = [math.prod(shape) for name, shape in psi_shapes(model).items() if ".attention." in name and shape[1:]]
+    reckoned = sum(amount(loss, what) for what in ("a chunk of logits", "weights in bf16", HEAD_PRODUCT))
+    reckoned -= 2 * sum(attention)
+    given_out = weight_VD.nbytes + hidden_TD.nbytes
+    assert allocated_at_most(losses) == pytest.approx(reckoned + given_out + weight_VD.nbytes, rel=0.02)
+
+
+def test_a_cpu_adds_to_the_heads_gradient_in_place():
+    loss = dict(memory_need(RUN, node(), 0, StepPlan(micro_sequences=4)).device.phases)["loss"]
+    assert amount(loss, HEAD_PRODUCT) == 0
+
+
+def allocated_at_most(work: Callable[[], object]) -> int:
+    """Bytes."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        work()
+    now = most = 0
+    for event in profiled.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    return most
+
+
 def amount(amounts: tuple[tuple[str, int], ...], what: str) -> int:
     return dict(amounts)[what]
+
+
+def test_the_first_rank_has_the_row_that_is_left_over():
+    """321 rows over two ranks are 161 and 160, as FSDP2 cuts."""
+    run = RUN.model_copy(update={"model": MODEL.model_copy(update={"vocab_size": 321})})
+    held = dict(held_amounts(run, node(more_devices=("cpu",)), 0))
+    rows = [-(-shape[0] // 2) * math.prod(shape[1:]) for shape in psi_shapes(run.model).values()]
+    assert held["weights of psi"] == 4 * sum(rows)
+    assert 2 * sum(rows) == sum(map(math.prod, psi_shapes(run.model).values())) + 2 * 64  # embedding and head
 
 
 def test_ranks_share_a_batch():

@@ -1,7 +1,9 @@
 """A step that does not fit into memory is made again in smaller pieces, of the same tokens."""
 
+import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 
 from spes_p2p.errors import MachineError
 from spes_p2p.testing.training import genesis_round, tiny_documents, tiny_run, tiny_trainer
-from spes_p2p.training.out_of_memory import is_out_of_memory
+from spes_p2p.training.out_of_memory import is_out_of_memory, says_out_of_memory
 from spes_p2p.training.plan import StepPlan
 from spes_p2p.training.trainer import StepReport, Trainer
 
@@ -110,6 +112,32 @@ def test_memory_that_ran_out_late_in_the_batch_leaves_no_gradient_of_it_behind()
     assert same_weights(trainer, expected)
 
 
+def test_what_an_attempt_left_in_cycles_is_gone_before_the_next():
+    """An abandoned graph is often part of one, and would stay until Python happens to look for it."""
+    trainer, left, alive = started(), [], []
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.own = self
+
+    hidden = trainer.model.hidden
+
+    def failing_once(tokens_BT, checkpoint_layers=False):
+        alive.append(sum(cycle() is not None for cycle in left))
+        if not left:
+            left.append(weakref.ref(Cycle()))
+            raise cuda_error()
+        return hidden(tokens_BT, checkpoint_layers)
+
+    trainer.model.hidden = failing_once
+    gc.disable()
+    try:
+        trainer.train(1)
+    finally:
+        gc.enable()
+    assert alive == [0, 0, 0]
+
+
 def test_checkpointing_comes_last_and_the_user_is_told_of_every_change():
     trainer = started()
     small = Small(trainer, 1, checkpointed_only=True)
@@ -164,6 +192,18 @@ def test_other_errors_are_not_taken_for_it(error):
     assert trainer.plan.micro_sequences == BATCH
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_a_gpu_that_is_full_is_recognised_outside_of_the_allocator_too(words):
+    """Libraries, and kernels that need memory of their own, ask the driver past PyTorch's allocator."""
+    assert is_out_of_memory(RuntimeError(words))
+
+
 def test_numpy_out_of_memory_is_recognised():
     with pytest.raises(MemoryError) as caught:
         np.empty(1 << 60, dtype=np.uint8)
@@ -204,3 +244,17 @@ def test_a_trainer_under_a_real_limit_finds_a_plan_that_fits():
     micro, num_notices = map(int, done.stdout.split())
     assert micro in (1, 2, 4, 8)
     assert 16 >> num_notices == micro
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_memory"),
+    [
+        ("the trainer's process of cuda:1: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", True),
+        ("the trainer's process of cpu: RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", True),
+        ("the trainer's process of cpu: MemoryError: ", True),
+        ("the trainer's process of cuda:1: ended by SIGKILL", False),
+        ("the trainer's process of cuda:1: KeyError: 'x'", False),
+    ],
+)
+def test_a_rank_that_lacked_memory_is_known_by_its_last_words(reason, is_memory):
+    assert says_out_of_memory(reason) == is_memory

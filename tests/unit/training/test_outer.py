@@ -154,6 +154,13 @@ def test_settings_that_diverge_or_mean_nothing_are_refused(tmp_path: Path, field
         assert word in str(refused.value)
 
 
+def test_another_rate_of_psi_is_part_of_the_run_id() -> None:
+    faster = RunConfig(training=TrainingConfig(psi_lr_ratio=2.0))
+    assert b'"psi_lr_ratio":2.0' in faster.to_json()
+    assert b'"psi_lr_ratio"' not in RunConfig().to_json()
+    assert RunConfig.from_json(faster.to_json()) == faster
+
+
 def test_the_rule_is_part_of_the_run_id_and_the_default_changes_none(tmp_path: Path) -> None:
     plain = RunConfig()
     assert b'"outer"' not in plain.to_json()

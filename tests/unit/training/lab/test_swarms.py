@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -12,11 +13,13 @@ from spes_p2p.testing.blobs import MemoryBlobs
 from spes_p2p.testing.training import TINY_TRAINING, tiny_documents, tiny_run
 from spes_p2p.training.data import TokenStream
 from spes_p2p.training.genesis import genesis_start, make_genesis
+from spes_p2p.training.lab.experiment import Experiment, Method
 from spes_p2p.training.lab.rounds import peer_of
-from spes_p2p.training.lab.running import with_outer_step
+from spes_p2p.training.lab.running import make_swarm, with_outer_step
 from spes_p2p.training.lab.streams import joined
 from spes_p2p.training.lab.swarms import Alone, Pairs, Replicas, Spes, Swarm, owners_of_shards
-from spes_p2p.training.layout import psi_layout
+from spes_p2p.training.lab.texts import DealtTexts
+from spes_p2p.training.layout import psi_layout, unflatten
 from spes_p2p.training.noloco import NoLoCoConfig
 from spes_p2p.training.pieces import PieceOfCut, aggregate_part
 from spes_p2p.training.publish import publish
@@ -163,6 +166,39 @@ def test_pairs_that_only_average_are_spes_among_two():
     plain_mean = NoLoCoConfig(momentum=0, learning_rate=1, attraction=1)
     pairs = after_rounds(Pairs(PLAIN, streams(2), 1, plain_mean))
     assert largest_difference(pairs, after_rounds(Spes(PLAIN, MemoryBlobs(), streams(2)))) < 1e-6
+
+
+def test_what_pairs_give_is_the_mean_of_all_replicas():
+    swarm = Pairs(PLAIN, streams(4), 1, NoLoCoConfig())
+    psi = after_rounds(swarm)
+    layout = psi_layout(PLAIN)
+    replicas = [unflatten(layout, replica.slow) for replica in swarm._replicas]
+    for name in replicas[0]:
+        values = np.stack([replica[name] for replica in replicas])
+        np.testing.assert_allclose(psi[name], values.mean(axis=0), rtol=1e-6, atol=1e-8)
+    assert any(not np.array_equal(replicas[0][name], replicas[2][name]) for name in replicas[0])
+
+
+def test_each_method_is_what_its_name_says():
+    outer = OuterConfig(rule="nesterov", learning_rate=0.5, momentum=0.6)
+    run = tiny_run(training=MERGING)
+    documents = tuple(tiny_documents())
+    texts = DealtTexts(peers=(documents,) * 2, held_out=documents)
+    found = {}
+    for method in get_args(Method):
+        experiment = Experiment(method=method, num_peers=2, outer=outer, run=run)
+        swarm = make_swarm(experiment, run, MemoryBlobs(), texts)
+        config = swarm.rounds.config if isinstance(swarm, Spes) else swarm._config
+        found[method] = type(swarm), config.training.outer == outer, config.merge_alpha(0, H) > 0
+    assert found == {
+        "centralised": (Alone, False, True),  # which has nothing to merge
+        "spes": (Spes, False, True),
+        "spes-no-merge": (Spes, False, False),
+        "spes-nesterov": (Spes, True, True),
+        "fedavg": (Replicas, False, True),
+        "diloco": (Replicas, True, True),
+        "noloco": (Pairs, False, True),
+    }
 
 
 @pytest.mark.parametrize(

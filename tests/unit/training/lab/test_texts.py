@@ -1,6 +1,6 @@
 import pytest
 
-from spes_p2p.training.lab.texts import KINDS, deal
+from spes_p2p.training.lab.texts import KINDS, deal, in_pieces
 
 TEXT_BYTES, HELD_OUT_BYTES = 60_000, 16_000
 
@@ -45,3 +45,11 @@ def test_the_seed_changes_who_gets_what_but_not_what_is_held_out():
     assert first.held_out == second.held_out
     assert set(first.peers[0]) != set(second.peers[0])
     assert dealt("iid", seed=0) == first
+
+
+def test_pieces_of_documents_are_short_and_leave_nothing_out():
+    whole = dealt("iid")
+    cut = in_pieces(whole, 100)
+    assert [b"".join(peer) for peer in cut.peers] == [b"".join(peer) for peer in whole.peers]
+    assert max(len(piece) for peer in cut.peers for piece in peer) == 100
+    assert cut.held_out == whole.held_out
