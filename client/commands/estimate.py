@@ -92,7 +92,7 @@ def _upload(text: str | None) -> int | None:
     if text is None:
         return None
     try:
-        rate = int(TypeAdapter(ByteSize).validate_python(text))
+        rate = int(TypeAdapter(ByteSize).validate_python(text.removesuffix("/s")))
     except ValidationError as error:
         raise ConfigError(f"--upload {text}: give bytes a second, such as 500kB or 1MB") from error
     if rate < LEAST_UPLOAD_BYTES_PER_S:

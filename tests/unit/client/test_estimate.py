@@ -91,7 +91,7 @@ def test_steps_are_measured_and_give_a_chance(spes_p2p: Run, seen: Look, monkeyp
 
 def test_a_line_that_is_too_slow_has_no_chance(spes_p2p: Run, seen: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather, "MEASURE_S", 0.0)
-    found = figures(spes_p2p("estimate", LINK, "--gpu", "none", "--upload", "2kB", "--json"))
+    found = figures(spes_p2p("estimate", LINK, "--gpu", "none", "--upload", "2kB/s", "--json"))
     assert not found["upload"]["values"]["enough"] and "too slow" in found["upload"]["text"]
     assert found["deadline"]["values"]["chance"] == 0.0
 

@@ -126,7 +126,7 @@ def test_wrong_input_is_refused_in_a_line_or_two(
         # with a link, --run would mean nothing
         optional = parameter.name == "link" and key != "--run"
         if parameter.param_type_name == "argument" and (parameter.required or optional):
-            good = GOOD[str(parameter.name)]
+            good = GOOD.get(str(parameter.name), "nonsense")
             words.append((value if parameter.name == key else good).format_map(places))
     if key is None:
         words.append(value)
