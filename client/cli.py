@@ -16,8 +16,11 @@ from spes_p2p.client.commands import (
     bootstrap,
     create,
     demo,
+    doctor,
+    estimate,
     identity,
     join,
+    leaderboard,
     leave,
     ledger,
     recover,
@@ -46,6 +49,8 @@ ledger_app = typer.Typer(help="The certificates that this machine holds.", no_ar
 app.command("demo")(demo.demo)
 app.command("bootstrap")(bootstrap.bootstrap)
 app.command("join")(join.join)
+app.command("doctor")(doctor.doctor)
+app.command("estimate")(estimate.estimate)
 app.command("status")(status.status)
 app.command("leave")(leave.leave)
 app.command("simulate")(simulate.simulate)
@@ -53,6 +58,8 @@ run_app.command("create")(create.create)
 run_app.command("admit")(admit.admit)
 run_app.command("recover")(recover.recover)
 identity_app.command("show")(identity.show)
+identity_app.command("backup")(identity.backup)
+identity_app.command("restore")(identity.restore)
 ledger_app.command("show")(ledger.show)
 ledger_app.command("verify")(ledger.verify)
 # what it does not know itself are options of the command that the service runs
@@ -61,6 +68,7 @@ service_app.command("install", context_settings={"allow_extra_args": True, "igno
 )
 service_app.command("uninstall")(service.uninstall)
 service_app.command("show")(service.show)
+ledger_app.command("leaderboard")(leaderboard.leaderboard)
 app.add_typer(run_app, name="run")
 app.add_typer(identity_app, name="identity")
 app.add_typer(ledger_app, name="ledger")

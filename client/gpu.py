@@ -19,17 +19,25 @@ def choose_devices(gpu: str | None) -> tuple[str, ...]:
         return ("cuda:0" if _driver_answers() and _num_usable_gpus() else CPU,)
     if gpu == "none":
         return (CPU,)
+    numbers = check_gpu_text(gpu)
+    num_gpus = _num_usable_gpus()
+    if max(numbers) >= num_gpus:
+        here = "this machine has no usable GPU" if num_gpus == 0 else f"this machine has {num_gpus}, counted from 0"
+        raise MachineError(f"--gpu {gpu}: {here}; `--gpu none` trains on the CPU")
+    return tuple(f"cuda:{number}" for number in numbers)
+
+
+def check_gpu_text(gpu: str) -> list[int]:
+    """The numbers of GPUs that a value of `--gpu` names, none for `none`. Raises ConfigError for what is no value."""
+    if gpu == "none":
+        return []
     texts = gpu.split(",")
     if not all(text.isdecimal() and len(text) < 4 for text in texts):
         raise ConfigError(f"--gpu {gpu}: give the number of a GPU, such as 0, several, such as 0,1, or none")
     numbers = [int(text) for text in texts]
     if len(set(numbers)) < len(numbers):
         raise ConfigError(f"--gpu {gpu}: a GPU is named twice")
-    num_gpus = _num_usable_gpus()
-    if max(numbers) >= num_gpus:
-        here = "this machine has no usable GPU" if num_gpus == 0 else f"this machine has {num_gpus}, counted from 0"
-        raise MachineError(f"--gpu {gpu}: {here}; `--gpu none` trains on the CPU")
-    return tuple(f"cuda:{number}" for number in numbers)
+    return numbers
 
 
 def _driver_answers() -> bool:

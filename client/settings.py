@@ -36,6 +36,7 @@ from spes_p2p.training.documents import find_files
 
 PREFIX = "SPES_"
 _MANY_WORDS = frozenset({"listen", "announce", "bootstrap"})
+_SHOWN_CHARACTERS = 80
 _LEAST_MEMORY = 1 << 28
 """An empty trainer process has nearly as much; whoever gives less forgot the unit."""
 _MOST_MEMORY = 1 << 60
@@ -49,13 +50,30 @@ def _sensible(size: ByteSize) -> ByteSize:
     return size
 
 
+def _possible(path: Path) -> Path:
+    """The path, if there can be such a file or folder at all."""
+    try:
+        path.expanduser().exists()
+    except OSError as error:
+        raise ValueError(f"{str(path)[:_SHOWN_CHARACTERS]}: {error.strerror}") from error
+    return path
+
+
+def _folder(path: Path) -> Path:
+    """The path, if it is a folder or can become one."""
+    there = next((one for one in (path, *path.absolute().parents) if _possible(one).exists()), path)
+    if not there.is_dir():
+        raise ValueError(f"{there} is a file, not a folder")
+    return path
+
+
 class Choices(Frozen):
     """What one place (flags, environment or file) says; None: nothing."""
 
-    data_dir: Path | None = None
+    data_dir: Annotated[Path, AfterValidator(_folder)] | None = None
     run: str | None = None
     gpu: str | None = None
-    data: tuple[Path, ...] | None = None
+    data: tuple[Annotated[Path, AfterValidator(_possible)], ...] | None = None
     listen: tuple[str, ...] | None = None
     announce: tuple[str, ...] | None = None
     bootstrap: tuple[str, ...] | None = None

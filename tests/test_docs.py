@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 from pydantic import BaseModel
+from typer.testing import CliRunner
 
+from spes_p2p.bootstrap import cli as bootstrap_cli
 from spes_p2p.client import cli
 from spes_p2p.client.settings import PREFIX, Choices
 from spes_p2p.config import RunConfig
+from spes_p2p.testing.command_tree import Leaf, leaves
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
@@ -29,58 +31,85 @@ founder, volunteer, operator, bootstrap node
 """
 
 
-def commands() -> Iterator[tuple[str, list[str]]]:
-    """(command as typed, its visible flags)."""
-    group = typer.main.get_command(cli.app)
-    todo = [("spes-p2p", group)]
-    while todo:
-        path, command = todo.pop()
-        inner = getattr(command, "commands", None)
-        if inner is None:
-            flags = [
-                option
-                for parameter in command.params
-                if not getattr(parameter, "hidden", False)
-                for option in parameter.opts
-                if option.startswith("--") and option != "--help"
-            ]
-            yield path, flags
-        else:
-            todo += [(f"{path} {name}", inner[name]) for name in sorted(inner)]
+COMMANDS = {leaf.name: leaf for leaf in leaves(cli.app, "spes-p2p")}
+BOOTSTRAP = {leaf.name: leaf for leaf in leaves(bootstrap_cli.app, bootstrap_cli.PROGRAM)}
+GLOBAL_OPTIONS = {"--help", "--debug", "--version"}
 
 
-COMMANDS = dict(commands())
+def mentioned() -> Iterator[tuple[str, str]]:
+    """(page, words after `spes-p2p `) of every command line in the guides, to the end of its code or line."""
+    for page in GUIDES:
+        for found in re.finditer(r"(?<![\w./-])spes-p2p (?!=)([^`\n]*)", page.read_text()):
+            yield page.name, found.group(1)
 
 
-def test_the_commands_are_there() -> None:
-    assert sorted(COMMANDS) == [
-        f"spes-p2p {name}"
-        for name in [
-            "bootstrap",
-            "demo",
-            "identity show",
-            "join",
-            "leave",
-            "ledger show",
-            "ledger verify",
-            "run admit",
-            "run create",
-            "run recover",
-            "service install",
-            "service show",
-            "service uninstall",
-            "simulate",
-            "status",
-        ]
-    ]
+def command_of(words: str) -> Leaf | None:
+    """The command that a command line of the guides names; None: it names none."""
+    parts = words.split()
+    for length in (2, 1):
+        name = " ".join(["spes-p2p", *parts[:length]])
+        if len(parts) >= length and name in COMMANDS:
+            return COMMANDS[name]
+    return None
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_every_command_and_flag_is_documented(command: str) -> None:
+def test_every_command_and_option_is_documented(command: str) -> None:
     text = "\n".join(page.read_text() for page in GUIDES)
     assert command in text
-    for flag in COMMANDS[command]:
-        assert re.search(rf"{re.escape(flag)}\b", text), f"{command} {flag}"
+    missing = [flag for flag in sorted(COMMANDS[command].options) if not re.search(rf"{re.escape(flag)}\b", text)]
+    assert missing == []
+
+
+def test_every_command_that_the_guides_name_is_there() -> None:
+    groups = {name.split()[1] for name in COMMANDS if len(name.split()) > 2}
+    wrong = [
+        f"{page}: spes-p2p {words}"
+        for page, words in mentioned()
+        if re.match(r"[a-z]", words) and command_of(words) is None and words.split()[0] not in groups
+    ]
+    wrong += [
+        f"{page}: spes-p2p {words}"
+        for page, words in mentioned()
+        if len(words.split()) > 1 and words.split()[0] in groups
+        and re.fullmatch(r"[a-z-]+", words.split()[1]) and command_of(words) is None
+    ]  # fmt: skip
+    assert wrong == []
+
+
+def test_every_option_that_the_guides_give_a_command_is_one_of_it() -> None:
+    wrong = []
+    for page, words in mentioned():
+        leaf = command_of(words)
+        if leaf is None:
+            continue
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", words.partition("#")[0]):
+            if option not in leaf.options | GLOBAL_OPTIONS:
+                wrong.append(f"{page}: {leaf.name} {option}")
+    assert wrong == []
+
+
+def test_every_option_in_a_table_of_the_guides_is_there() -> None:
+    known = set().union(*(leaf.options for leaf in (*COMMANDS.values(), *BOOTSTRAP.values()))) | GLOBAL_OPTIONS
+    for page in GUIDES:
+        rows = re.findall(r"^\| `(--[a-z-]+)", page.read_text(), flags=re.MULTILINE)
+        assert set(rows) - known == set(), page.name
+
+
+@pytest.mark.parametrize("leaf", [*COMMANDS.values(), *BOOTSTRAP.values()], ids=lambda leaf: leaf.name)
+def test_every_help_has_an_example_that_its_own_options_accept(leaf: Leaf) -> None:
+    examples = leaf.examples
+    assert examples, f"the help of {leaf.name} needs a line such as `Example: {leaf.name} --json`"
+    for words in examples:
+        assert tuple(words[: len(leaf.path)]) == leaf.path
+        given = [word.partition("=")[0] for word in words[len(leaf.path) :] if word.startswith("--")]
+        assert set(given) - leaf.options == set()
+
+
+def test_the_help_of_every_group_names_its_commands() -> None:
+    for name in {leaf.path[1] for leaf in COMMANDS.values() if len(leaf.path) > 2}:
+        shown = CliRunner().invoke(cli.app, [name, "--help"]).output
+        assert {leaf.path[2] for leaf in COMMANDS.values() if leaf.path[1] == name} <= set(shown.split())
 
 
 def test_every_environment_variable_is_documented() -> None:

@@ -27,6 +27,8 @@ def admit(
     """Sign for one peer, as a founder of a run with an allowlist, and print the invite link that lets it join.
 
     The link works for that peer alone. Runs that are open, or that admit by invitation, need none.
+
+    Example: spes-p2p run admit 12D3KooW... --data-dir ./a
     """
     try:
         newcomer = peer_from_text(peer)

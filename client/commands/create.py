@@ -34,6 +34,8 @@ def create(
     """Check the configuration, make the first weights, sign the manifest, and print the invite link.
 
     This machine's identity becomes a founder. The held-out set is drawn from the text that --data names.
+
+    Example: spes-p2p run create run.toml --founder 12D3KooW... --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
     choices = choose(from_flags(data_dir=data_dir, bootstrap=bootstrap, data=data))
     config = RunConfig.from_toml(config_file)

@@ -37,6 +37,8 @@ def demo(
     """Run a whole swarm on this machine: a bootstrap node and peers that train together on real text.
 
     Needs nothing but Python and a few minutes. In a terminal, the terminal UI shows one peer; 1 to 9 switch.
+
+    Example: spes-p2p demo --peers 4 --rounds 8 --dir ./demo
     """
     prepare_json_file(json)
     folder = _prepare_folder(directory)

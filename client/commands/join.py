@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +12,13 @@ from spes_p2p.bootstrap.flags import DEFAULT_LOG_KEEP, LogFilePath, LogKeep, Log
 from spes_p2p.client import folders
 from spes_p2p.client.commands.options import Announce, Bootstrap, Data, DataDir, Listen, LogJson, Run, Tied
 from spes_p2p.client.gpu import CPU, choose_devices
+from spes_p2p.client.links import checked_addresses, find_invite
 from spes_p2p.client.output import complain
-from spes_p2p.client.settings import Choices, choose, from_flags, node_config
+from spes_p2p.client.settings import choose, from_flags, node_config
 from spes_p2p.client.tie import tie_to_parent
 from spes_p2p.config import NodeConfig
-from spes_p2p.errors import EXIT_INTERRUPTED, LinkError, UsageError
-from spes_p2p.network.addresses import parse_announce_address, parse_listen_address, parse_peer_address
-from spes_p2p.network.link import InviteLink, format_link, parse_link
+from spes_p2p.errors import EXIT_INTERRUPTED, LinkError
+from spes_p2p.network.link import InviteLink, format_link
 from spes_p2p.storage.logfile import LogFile
 
 EXIT_KILLED = 1
@@ -64,6 +63,8 @@ def join(
 
     Without LINK: --run, then SPES_RUN, then the run that this machine joined last. In a terminal it opens the terminal
     UI; elsewhere, or with --headless, it prints log lines. Ctrl-C once leaves properly, twice ends now.
+
+    Example: spes-p2p join spes-p2p:... --gpu 0 --data ./text
     """
     flags = from_flags(
         data_dir=data_dir,
@@ -82,14 +83,8 @@ def join(
         rounds=rounds,
     )
     lines_to = log_lines(log_file, log_size, log_keep)
-    choices = _checked_addresses(choose(flags))
-    invite = parse_link(link) if link is not None else find_link(choices)
-    if choices.bootstrap:
-        # an address given by hand is tried first: it is the newest news
-        merged = tuple(dict.fromkeys([*choices.bootstrap, *invite.bootstrap]))
-        invite = replace(invite, bootstrap=merged)
-    named = choices.data_dir or (_folder_of_link(choices) if link is None else None)
-    folder = folders.folder_for(invite.run.hex(), named)
+    choices = checked_addresses(choose(flags))
+    invite, folder = find_invite(link, choices)
     devices = choose_devices(choices.gpu)
     config = node_config(choices, data_dir=folder.absolute(), devices=devices, invite_seed=invite.invite_seed)
     if not invite.bootstrap and not folders.has_run(folder):
@@ -104,45 +99,6 @@ def join(
     if headless or log_json or lines_to is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return _run_headless(config, invite, as_json=log_json, file=lines_to)
     return _run_with_ui(config, invite)
-
-
-def find_link(choices: Choices) -> InviteLink:
-    """Without a link as argument: that of --run or SPES_RUN, or of the run joined last. Raises UsageError."""
-    folder = _folder_of_link(choices)
-    if folder is None:
-        return parse_link(choices.run or "")
-    saved = folders.saved_link(folder)
-    if saved is None:
-        raise UsageError("no run to join: give the invite link, such as `spes-p2p join spes-p2p:...`")
-    try:
-        return parse_link(saved)
-    except LinkError as error:
-        raise LinkError(f"{folder / folders.LINK_FILE}: {error}") from error
-
-
-def _folder_of_link(choices: Choices) -> Path | None:
-    """The folder whose link tells the run when the command line has none; None: `choices.run` is itself a link."""
-    if choices.run is not None:
-        return folders.find_folder(None, choices.run) if _looks_like_run_id(choices.run) else None
-    if choices.data_dir is not None and choices.data_dir.is_dir():
-        return choices.data_dir
-    return folders.find_folder(None, None)
-
-
-def _looks_like_run_id(text: str) -> bool:
-    return 0 < len(text) <= 64 and set(text) <= set("0123456789abcdef")
-
-
-def _checked_addresses(choices: Choices) -> Choices:
-    """The same with canonical addresses. Raises AddressError that names the token that is wrong."""
-    checked: dict[str, tuple[str, ...]] = {}
-    if choices.listen:
-        checked["listen"] = tuple(map(parse_listen_address, choices.listen))
-    if choices.announce:
-        checked["announce"] = tuple(map(parse_announce_address, choices.announce))
-    if choices.bootstrap:
-        checked["bootstrap"] = tuple(parse_peer_address(text).text for text in choices.bootstrap)
-    return choices.model_copy(update=checked)
 
 
 def _run_headless(config: NodeConfig, invite: InviteLink, *, as_json: bool, file: LogFile | None) -> int:

@@ -10,7 +10,10 @@ from spes_p2p.node.control_client import request_leave
 
 
 def leave(data_dir: DataDir = None, run: Run = None) -> None:
-    """Ask the node on this machine to leave its run properly."""
+    """Ask the node on this machine to leave its run properly.
+
+    Example: spes-p2p leave --data-dir ./a
+    """
     choices = choose(from_flags(data_dir=data_dir, run=run))
     folder = folders.find_folder(choices.data_dir, choices.run)
     request_leave(folder)

@@ -19,8 +19,19 @@ if TYPE_CHECKING:
     from spes_p2p.node.history import RoundRecord
 
 
-def show(data_dir: DataDir = None, run: Run = None, json: Json = False) -> None:
-    """Print the certified rounds that this machine knows, oldest first. Works with and without a running node."""
+def show(
+    peer: Annotated[
+        str | None,
+        typer.Option("--peer", help="What each round says of one peer: me, its id or the end of it.", metavar="PEER"),
+    ] = None,
+    data_dir: DataDir = None,
+    run: Run = None,
+    json: Json = False,
+) -> None:
+    """Print the certified rounds that this machine knows, oldest first. Works with and without a running node.
+
+    Example: spes-p2p ledger show --peer me
+    """
     choices = choose(from_flags(data_dir=data_dir, run=run))
     # the certificate's parser is of no use to the other commands
     from spes_p2p.node.history import not_joined, read_gaps, read_history, read_manifest
@@ -28,6 +39,11 @@ def show(data_dir: DataDir = None, run: Run = None, json: Json = False) -> None:
     folder = folders.find_folder(choices.data_dir, choices.run)
     if read_manifest(folder) is None:
         raise not_joined(folder)
+    if peer is not None:
+        from spes_p2p.client.receipts import show_receipts
+
+        show_receipts(folder, peer, as_json=json)
+        return
     records = read_history(folder)
     if json:
         say_json([record_json(record) for record in records])

@@ -16,7 +16,10 @@ from spes_p2p.node.snapshot import NodeSnapshot
 
 
 def status(data_dir: DataDir = None, run: Run = None, json: Json = False) -> None:
-    """Show what the node on this machine is doing."""
+    """Show what the node on this machine is doing.
+
+    Example: spes-p2p status --data-dir ./a
+    """
     choices = choose(from_flags(data_dir=data_dir, run=run))
     snapshot = read_snapshot(folders.find_folder(choices.data_dir, choices.run))
     if json:

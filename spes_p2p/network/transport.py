@@ -61,6 +61,8 @@ class NetworkOptions:
     """Bootstrap nodes or members, each with its peer id."""
     run: RunId | None = None
     """None: a node that takes no part in a run, a bootstrap node."""
+    is_visitor: bool = False
+    """Looks at the run and takes no part: peers are not told in the DHT where it is."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """The run's configuration, flat, compared at hello; empty: not known yet."""
     relay: bool = False
@@ -167,7 +169,7 @@ class P2PTransport:
             strict=False,
         )
         self.discovery = Discovery(self._dht, self._identity, self._session)
-        if self._options.run is not None:
+        if self._options.run is not None and not self._options.is_visitor:
             self.discovery.keep_announcing(self._options.run, self.addresses)
 
     @property
@@ -204,6 +206,11 @@ class P2PTransport:
     def refusals(self) -> Mapping[PeerId, str]:
         """Peers that this node cannot work with, and why."""
         return dict(self._refusals)
+
+    @property
+    def daemon(self) -> Daemon:
+        """The libp2p daemon, for looking at how this node is connected."""
+        return self._daemon
 
     @property
     def skews_ms(self) -> Mapping[PeerId, int]:

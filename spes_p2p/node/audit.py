@@ -5,7 +5,7 @@ The node believes its own ledger; this believes nothing of it but the manifest, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from spes_p2p.node.files import LEDGER_FILE
 from spes_p2p.node.history import not_joined, read_manifest, sizes_of_nothing
 from spes_p2p.node.stored import LAST_ROUND, behind, decode_waypoint, tables_of, tip_branch
 from spes_p2p.node.verifying import Verification
+from spes_p2p.protocol.body import Body
 from spes_p2p.protocol.chain import Link, next_link
 from spes_p2p.protocol.codec import body_hash, decode_certificate, encode
 from spes_p2p.protocol.head import Head, genesis_head
@@ -57,8 +58,9 @@ class _WrongError(Exception):
         self.problem = problem
 
 
-def audit(data_dir: Path) -> Audit:
-    """Verify the ledger of a data folder. What is wrong with the chain is in the result.
+def audit(data_dir: Path, follow: Callable[[Head, Body, Head], None] = lambda before, body, after: None) -> Audit:
+    """Verify the ledger of a data folder. What is wrong with the chain is in the result. `follow` is called with (head
+    before, body, head after) of every certificate that was verified, in order.
 
     Raises UsageError if the folder has joined no run, LocalStateError if a file cannot be read at all.
     """
@@ -72,7 +74,7 @@ def audit(data_dir: Path) -> Audit:
     ledger = Ledger(data_dir / LEDGER_FILE)
     verification = Verification(verify)
     try:
-        _Auditor(ledger, verification, found).run()
+        _Auditor(ledger, verification, found, follow).run()
     except _WrongError as wrong:
         found.problem_round, found.problem = wrong.number, wrong.problem
     finally:
@@ -82,7 +84,14 @@ def audit(data_dir: Path) -> Audit:
 
 
 class _Auditor:
-    def __init__(self, ledger: Ledger, verification: Verification, found: Audit) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        verification: Verification,
+        found: Audit,
+        follow: Callable[[Head, Body, Head], None],
+    ) -> None:
+        self._follow_link = follow
         self._ledger = ledger
         self._verification = verification
         self._found = found
@@ -160,6 +169,7 @@ class _Auditor:
 
     def _count(self, link: Link) -> None:
         self._found.contributions.add(link.before, link.certificate.body, link.after)
+        self._follow_link(link.before, link.certificate.body, link.after)
         self._found.head = link.after
         self._found.num_checked += 1
         self._found.num_tentative += not link.after.is_final

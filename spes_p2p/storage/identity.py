@@ -1,7 +1,8 @@
 """The identity file: this peer's Ed25519 key in libp2p's encoding, as the daemon reads it.
 
 It is the one thing that cannot be fetched again, so it is created whole, once, under a lock, and never written again;
-whatever else is found at its place is reported and left alone.
+whatever else is found at its place is reported and left alone. Only the restoring of a backup replaces it, if told to,
+and keeps what was there.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from spes_p2p.crypto import Identity
 from spes_p2p.errors import IdentityError
-from spes_p2p.storage.atomic import make_folder, remove_leftovers, write_file
+from spes_p2p.storage.atomic import disk_errors, make_folder, remove_leftovers, write_file
 from spes_p2p.storage.lock import exclusive
 
 _MAX_BYTES = 4096
@@ -65,6 +67,27 @@ def load_identity(path: Path) -> Identity:
             f"identity {path} is damaged: {_what_is_wrong(data)}\n"
             "Restore it from your backup, or move it away to join as a new peer."
         ) from error
+
+
+def replace_identity(path: Path, identity: Identity) -> Path | None:
+    """Put a restored key in the place of what is there, which is kept beside it: the one way to replace a key.
+
+    The folder's node must not run: the caller holds its lock. Returns where the old file is; None if there was none.
+    Raises MachineError if the disk refuses.
+    """
+    make_folder(path.parent)
+    kept: Path | None = None
+    with exclusive(path.with_name(path.name + ".lock")), disk_errors(path.parent):
+        if os.path.lexists(path):
+            numbers = (number for number in count(1) if not os.path.lexists(_old_name(path, number)))
+            kept = _old_name(path, next(numbers))
+            path.rename(kept)
+        write_file(path, identity.to_libp2p_bytes(), replace=False)
+    return kept
+
+
+def _old_name(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.old-{number}")
 
 
 def _what_is_wrong(data: bytes) -> str:

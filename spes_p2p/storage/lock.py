@@ -78,3 +78,20 @@ class FolderLock:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def lock_holder(folder: Path) -> str | None:
+    """The process id, as text, of the node that holds a folder's lock (empty: it has not written it yet); None if no
+    node does. Changes nothing, and makes neither folder nor file. Raises MachineError if the disk refuses."""
+    with disk_errors(folder):
+        try:
+            fd = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+        finally:
+            os.close(fd)
+    return None

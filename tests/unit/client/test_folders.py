@@ -8,7 +8,7 @@ import pytest
 
 from spes_p2p.client import cli, folders
 from spes_p2p.client.commands import join
-from spes_p2p.client.commands.join import find_link
+from spes_p2p.client.links import find_link
 from spes_p2p.client.settings import Choices
 from spes_p2p.crypto import Identity
 from spes_p2p.errors import LinkError, LocalStateError, UsageError

@@ -31,6 +31,10 @@ NUM_TRIES = 3
         (["run", "recover"], 3),
         (["identity", "show"], 0),
         (["ledger", "show"], 2),
+        (["ledger", "leaderboard"], 2),
+        (["identity", "backup", "nowhere/key.json"], 6),
+        (["doctor", "--help"], 0),
+        (["estimate"], 2),
     ],
 )
 def test_answers_at_once(tmp_path: Path, arguments: list[str], code: int) -> None:

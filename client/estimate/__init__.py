@@ -1,0 +1,1 @@
+"""What `spes-p2p estimate` gathers, and how it is told."""

@@ -1,0 +1,122 @@
+"""`estimate` with a run that is seen as it would be over the network: what is said, and how it was obtained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spes_p2p.client.estimate import gather
+from spes_p2p.crypto import Identity
+from spes_p2p.errors import UnreachableError
+from spes_p2p.node.sizes import piece_sizes
+from spes_p2p.node.visit import Look, linked_back
+from spes_p2p.protocol.codec import decode_certificate, encode
+from spes_p2p.protocol.head import genesis_head, next_head
+from spes_p2p.protocol.messages import SignedRun
+from spes_p2p.testing.chains import made_chain
+from spes_p2p.testing.protocol_cases import quick_config
+
+Run = Callable[..., Any]
+LINK = f"spes-p2p:{'1f' * 32},bootstrap=/ip4/127.0.0.1/tcp/1/p2p/{Identity.from_seed(bytes(32)).text}"
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Look:
+    """A run of four founders after five rounds, of which three were watched."""
+    config = quick_config()
+    chain = made_chain(4, config, piece_sizes(config).num_parts).grow(5)
+    bodies = [decode_certificate(data).body for data in chain.certificates]
+    manifest = chain.genesis.run.manifest
+    head = genesis_head(manifest, piece_sizes(config))
+    for body in bodies:
+        head = next_head(head, body)
+    signed = SignedRun(manifest, chain.peers[manifest.created_by].sign("run", encode(manifest)))
+    found = Look(signed=signed, config=config, head=head, bodies=linked_back(head, bodies), peers=())
+
+    async def visit(*_: object) -> tuple[Look, tuple[float, ...]]:
+        return found, (9.0, 10.0, 11.0)
+
+    monkeypatch.setattr(gather, "_visit", visit)
+    return found
+
+
+def figures(answer: Any) -> dict[str, Any]:
+    assert answer.code == 0, answer.err
+    return dict(json.loads(answer.out)["figures"])
+
+
+def test_every_figure_says_how_it_was_obtained(spes_p2p: Run, seen: Look) -> None:
+    answer = spes_p2p("estimate", LINK, "--gpu", "none", "--no-measure", "--upload", "1MB")
+    assert answer.code == 0
+    lines = answer.out.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "run",
+        "pace",
+        "memory",
+        "steps",
+        "rounds",
+        "traffic",
+        "state",
+        "upload",
+        "deadline",
+    ]
+    assert all(line.endswith(("[measured now]", "[from certificates]", "[reckoned]")) for line in lines)
+    assert answer.err.splitlines() == ["asking the run's peers"]
+
+
+def test_the_figures_are_those_of_the_run(spes_p2p: Run, seen: Look) -> None:
+    found = figures(spes_p2p("estimate", LINK, "--gpu", "none", "--no-measure", "--json", "--memory", "8GB"))
+    assert found["run"]["values"] == {"round": 5, "members": 4, "shards": 8, "vacant_shards": 0}
+    assert found["pace"]["values"] == {"rounds": 5, "updates": 20, "complete_updates": 0}
+    assert found["rounds"]["values"] == {"rounds_per_hour": 360.0, "round_s": 10.0, "watched": 3}
+    assert found["memory"]["values"]["shards"] == 2 and found["memory"]["values"]["most_shards"] == 8
+    each_way = found["traffic"]["values"]["round_bytes_each_way"]
+    assert found["traffic"]["values"]["up_gb_per_day"] == pytest.approx(each_way * 8640 / 1e9)
+    assert "upload" not in found
+    assert found["deadline"]["values"]["chance"] is None and "--no-measure" in found["steps"]["text"]
+
+
+def test_steps_are_measured_and_give_a_chance(spes_p2p: Run, seen: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "MEASURE_S", 0.0)
+    found = figures(spes_p2p("estimate", LINK, "--gpu", "none", "--capacity", "1", "--json"))
+    assert found["steps"]["values"]["steps"] == 3 and found["steps"]["how"] == "measured now"
+    assert 0 <= found["deadline"]["values"]["chance"] <= 1
+    assert found["deadline"]["values"]["limit_s"] == 15.0
+    assert found["memory"]["values"]["shards"] == 1
+
+
+def test_a_line_that_is_too_slow_has_no_chance(spes_p2p: Run, seen: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "MEASURE_S", 0.0)
+    found = figures(spes_p2p("estimate", LINK, "--gpu", "none", "--upload", "2kB/s", "--json"))
+    assert not found["upload"]["values"]["enough"] and "too slow" in found["upload"]["text"]
+    assert found["deadline"]["values"]["chance"] == 0.0
+
+
+def test_a_run_that_does_not_fit_says_what_would_and_ends_with_5(
+    spes_p2p: Run, seen: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spes_p2p.training.fit import Room
+
+    monkeypatch.setattr(gather, "room_for_ranks", lambda *_: Room(device_bytes=1000, of="of the 0.0 GB that are free"))
+    answer = spes_p2p("estimate", LINK, "--gpu", "none", "--json")
+    values = json.loads(answer.out)["figures"]["memory"]["values"]
+    assert (answer.code, values["fits"]) == (5, False)
+    assert "not enough memory" in json.loads(answer.out)["figures"]["memory"]["text"]
+
+
+def test_a_run_that_nobody_answers_for_ends_with_3(spes_p2p: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nobody(*_: object) -> None:
+        raise UnreachableError("none of the bootstrap addresses answered within 20 s:")
+
+    monkeypatch.setattr(gather, "_visit", nobody)
+    answer = spes_p2p("estimate", LINK, "--gpu", "none")
+    assert (answer.code, answer.out) == (3, "")
+
+
+def test_nothing_is_left_on_disk(spes_p2p: Run, seen: Look, home: Path, tmp_path: Path) -> None:
+    assert spes_p2p("estimate", LINK, "--gpu", "none", "--no-measure", "--data-dir", tmp_path / "new").code == 0
+    assert not home.exists() and not (tmp_path / "new").exists()
