@@ -16,14 +16,19 @@ from spes_p2p import __version__
 from spes_p2p.crypto import peer_text
 from spes_p2p.ids import PeerId
 from spes_p2p.node.driver import Driver
+from spes_p2p.node.holds import Holds
+from spes_p2p.node.leaving import LeaveWish, leave_view
 from spes_p2p.node.names import short_names
+from spes_p2p.node.pausing import Pace
 from spes_p2p.node.snapshot import (
     PHASES,
     Counters,
     LearningView,
+    LeaveView,
     MachineView,
     NetworkView,
     NodeSnapshot,
+    PauseView,
     PeerView,
     Phase,
     PhaseView,
@@ -114,6 +119,8 @@ class View:
     watch: TrainerWatch
     is_leaving: Callable[[], bool]
     """A leave was asked for, perhaps before the machine can be told."""
+    wish: LeaveWish | None = None
+    holds: Holds = field(default_factory=Holds)
     driver: Driver | None = None
     sync: StateSync | None = None
     worker: Worker | None = None
@@ -137,6 +144,9 @@ class View:
             member=driver is not None and driver.machine.is_member,
             voter=head is not None and self.peer in head.state.voters,
             leaving=self.is_leaving(),
+            paused=self.holds.held,
+            pause=self._pause(now_ms),
+            leave=self._leave(progress),
             certified_round=head.round if head is not None else 0,
             final_round=head.last_final.round if head is not None else 0,
             epoch=head.epoch if head is not None else 0,
@@ -153,6 +163,21 @@ class View:
             ),
             counters=self._counters(),
         )
+
+    def _pause(self, now_ms: int) -> PauseView | None:
+        if not self.holds.held:
+            return None
+        if self.driver is not None:
+            return self.driver.pause()
+        return PauseView(reasons=self.holds.reasons, since_ms=now_ms - (self.holds.since_ms or now_ms))
+
+    def _leave(self, progress: Progress | None) -> LeaveView | None:
+        if self.wish is None or not self.wish.wanted.is_set():
+            return None
+        if self.driver is None:
+            return leave_view(self.wish, None, None, Pace(), has_left=False)
+        head = self.driver.machine.head
+        return leave_view(self.wish, head, progress, self.driver.pace, has_left=self.driver.has_left)
 
     def _round(self, progress: Progress | None, sync: StateSync | None) -> RoundView:
         if progress is None:
@@ -189,6 +214,8 @@ class View:
         return latest
 
     def _what_training_waits_for(self) -> str:
+        if self.holds.held:
+            return f"the end of the hold ({', '.join(self.holds.reasons)}): nothing is trained meanwhile"
         if self.worker is not None and self.worker.pid is None:
             return "the trainer process to start again"
         if self.driver is not None and self.driver.loaded is not self.driver.machine.head:
