@@ -206,7 +206,9 @@ def test_wish_to_leave_survives_a_kill_and_a_second_ctrl_c_takes_it_back(home: H
     wish = home.folder / LEAVE_FILE
     with home.terminal(*home.join, "--headless") as opened:
         home.wait_round(2)
-        opened.press("\x03\x03")
+        opened.press("\x03")
+        opened.wait_text("leaving properly", END_S)
+        opened.press("\x03")
         assert opened.wait_end(END_S) == 130
     assert not wish.exists()
     swarm = home.swarm
