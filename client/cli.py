@@ -13,6 +13,7 @@ import typer
 from spes_p2p import __version__
 from spes_p2p.client.commands import (
     admit,
+    attach,
     bootstrap,
     create,
     demo,
@@ -23,6 +24,7 @@ from spes_p2p.client.commands import (
     leaderboard,
     leave,
     ledger,
+    pause,
     recover,
     service,
     simulate,
@@ -52,6 +54,9 @@ app.command("join")(join.join)
 app.command("doctor")(doctor.doctor)
 app.command("estimate")(estimate.estimate)
 app.command("status")(status.status)
+app.command("attach")(attach.attach)
+app.command("pause")(pause.pause)
+app.command("resume")(pause.resume)
 app.command("leave")(leave.leave)
 app.command("simulate")(simulate.simulate)
 run_app.command("create")(create.create)
