@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,18 +9,18 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
-import psutil
+import msgspec
 
 from spes_p2p import __version__
 from spes_p2p.crypto import peer_text
 from spes_p2p.ids import PeerId
 from spes_p2p.node.driver import Driver
+from spes_p2p.node.machine import MachineWatch
 from spes_p2p.node.names import short_names
 from spes_p2p.node.snapshot import (
     PHASES,
     Counters,
     LearningView,
-    MachineView,
     NetworkView,
     NodeSnapshot,
     PeerView,
@@ -39,7 +38,6 @@ from spes_p2p.protocol.progress import Progress
 
 _CURVE_POINTS = 400
 _RATE_WINDOW_S = 5.0
-_MEMORY_EVERY_S = 2.0
 _UPDATES_SHOWN = 20
 
 _text = lru_cache(maxsize=1024)(peer_text)
@@ -59,6 +57,14 @@ class Lines(Protocol):
 
     def is_connected(self, peer: PeerId) -> bool:
         """Whether a channel to or from the peer is open."""
+        ...
+
+    def latency_ms(self, peer: PeerId) -> float | None:
+        """How fast it confirms a small message; None: not measured."""
+        ...
+
+    def route(self, peer: PeerId) -> str:
+        """`tcp`, `quic`, `websocket` or `relayed`; empty: not known."""
         ...
 
 
@@ -107,7 +113,7 @@ class View:
     run_name: str
     run_id: str
     peer: PeerId
-    device: str
+    machine: MachineWatch
     began_s: float
     transport: Lines
     addresses: tuple[str, ...]
@@ -121,7 +127,8 @@ class View:
     waiting_for: str = ""
     """Before the machine runs: what the start waits for."""
     rates: Rates = field(default_factory=Rates)
-    _memory: tuple[float, int] = (0.0, 0)
+    _round_began: tuple[int, int, int] = (0, 0, 0)
+    """(round, bytes sent, bytes received) when the open round was first seen."""
 
     def snapshot(self, now_ms: int) -> NodeSnapshot:
         """One look."""
@@ -147,10 +154,8 @@ class View:
             round=self._round(progress, sync),
             shards=self._shards(),
             learning=self._learning(),
-            network=self._network(),
-            machine=MachineView(
-                device=self.device, memory_bytes=self._memory_bytes(), trainer_restarts=self.watch.restarts
-            ),
+            network=self._network(progress.round if progress is not None else 0),
+            machine=msgspec.structs.replace(self.machine.latest, trainer_restarts=self.watch.restarts),
             counters=self._counters(),
         )
 
@@ -179,6 +184,8 @@ class View:
             votes=progress.votes,
             votes_needed=progress.votes_needed,
             waiting_for=waiting,
+            last_parts=sync.num_parts[0] if sync is not None else 0,
+            last_kept_parts=sync.num_parts[1] if sync is not None else 0,
         )
 
     def _training_now(self) -> TrainProgress | None:
@@ -224,8 +231,10 @@ class View:
             ),
         )
 
-    def _network(self) -> NetworkView:
+    def _network(self, round_number: int) -> NetworkView:
         sent, received = self.transport.bytes_sent(), self.transport.bytes_received()
+        if self._round_began[0] != round_number:
+            self._round_began = (round_number, sent, received)
         sent_per_s, received_per_s = self.rates.measure(sent, received)
         peers: tuple[PeerView, ...] = ()
         if self.driver is not None:
@@ -239,6 +248,8 @@ class View:
                     shards=state.shards_of(row.peer),
                     accepted_updates=row.accepted,
                     last_item_round=row.last_item_round,
+                    latency_ms=None if row.peer == self.peer else self.transport.latency_ms(row.peer),
+                    transport="" if row.peer == self.peer else self.transport.route(row.peer),
                 )
                 for row in state.roster
             )
@@ -247,6 +258,8 @@ class View:
             bytes_received=received,
             sent_per_s=sent_per_s,
             received_per_s=received_per_s,
+            round_sent=sent - self._round_began[1],
+            round_received=received - self._round_began[2],
             peers=peers,
             listen=self.addresses,
         )
@@ -267,17 +280,6 @@ class View:
             messages_received=tally.messages_received,
             messages_refused=tally.messages_refused,
         )
-
-    def _memory_bytes(self) -> int:
-        now, (at, value) = time.monotonic(), self._memory
-        if now - at > _MEMORY_EVERY_S:
-            value = psutil.Process().memory_info().rss
-            pid = self.worker.pid if self.worker is not None else None
-            if pid is not None and psutil.pid_exists(pid):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    value += psutil.Process(pid).memory_info().rss
-            self._memory = (now, value)
-        return value
 
 
 def _recovery(progress: Progress | None) -> RecoveryView | None:
