@@ -56,6 +56,16 @@ def request_leave(data_dir: Path) -> None:
     _request(data_dir, "POST", "/leave")
 
 
+def request_pause(data_dir: Path) -> None:
+    """Ask the node in `data_dir` to hold its training. Raises UnreachableError or LocalStateError."""
+    _request(data_dir, "POST", "/pause")
+
+
+def request_resume(data_dir: Path) -> None:
+    """Ask the node in `data_dir` to train again. Raises UnreachableError or LocalStateError."""
+    _request(data_dir, "POST", "/resume")
+
+
 def request_recovery(data_dir: Path) -> None:
     """Ask the node in `data_dir` to begin a new epoch. Raises UnreachableError or LocalStateError."""
     _request(data_dir, "POST", "/recover")

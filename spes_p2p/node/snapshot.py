@@ -173,6 +173,71 @@ class RecoveryView(msgspec.Struct, frozen=True, kw_only=True):
     """Until it happens by itself; None: only if the operator says so."""
 
 
+class PauseView(msgspec.Struct, frozen=True, kw_only=True):
+    """Training is held: why, since when, and how long the rules let the node keep its shards."""
+
+    reasons: tuple[str, ...]
+    """Why, the oldest reason first; `pause` is the user's own."""
+    since_ms: int
+    """How long it has been held, ms."""
+    lease_ends_round: int | None = None
+    """The certificate of this round takes the first shards unless the node trains again before; None: none to lose."""
+    rounds_left: int | None = None
+    """Rounds until that one ends, the open one included."""
+    lease_ends_in_ms: int | None = None
+    """About how long until then; None: not known yet, or nothing to lose."""
+    shards: tuple[int, ...] = ()
+    """The shards that go first."""
+    reason: str = ""
+    """The same in words for people: what is kept, for how many rounds and about how long."""
+
+
+class LeaveStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a proper leave that is not done yet."""
+
+    name: Literal["finish", "hand over", "certificate", "successors", "last messages"]
+    text: str
+    """For people, such as `the new owners fetch what is handed over (1 of 2 have)`."""
+
+
+class LeaveView(msgspec.Struct, frozen=True, kw_only=True):
+    """What remains of a proper leave. Closing before it is safe costs nobody but those who take over."""
+
+    steps: tuple[LeaveStep, ...] = ()
+    """What remains, in order; the first is under way."""
+    safe_in_ms: int | None = None
+    """About how long until it is safe to close; 0: it is; None: not known."""
+    safe_to_close: bool = False
+    """Nobody needs anything of this node any more."""
+
+
+class LimitView(msgspec.Struct, frozen=True, kw_only=True):
+    """One limit that this machine's owner set, and what is used of it now."""
+
+    name: str
+    """`upload`, `download`, `monthly`, `hours`, `idle_only`, `pause_on_battery`, `gpu_share` or `gpu_power`."""
+    limit: str
+    """Such as `1 MB/s`."""
+    used: str
+    """Such as `0.93 MB/s`."""
+    share: float | None = None
+    """Used of the limit, where that is a number."""
+    holds: str = ""
+    """What it holds now, and until when; empty: nothing."""
+
+
+class LimitsView(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits that are set."""
+
+    limits: tuple[LimitView, ...] = ()
+    holds: tuple[str, ...] = ()
+    """Why limits hold training now, in words; empty: they do not."""
+    no_blobs: str = ""
+    """Why this node neither serves nor fetches blobs; empty: it does."""
+    note: str = ""
+    """How the rates and the run go together, such as that fewer shards are offered; empty: nothing to say."""
+
+
 class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One look at a node."""
 
@@ -185,6 +250,12 @@ class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     voter: bool
     leaving: bool
     """A proper leave was asked for; `round.waiting_for` says what remains."""
+    paused: bool = False
+    """Training is held, for whatever reason."""
+    pause: PauseView | None = None
+    """None: training is not held."""
+    leave: LeaveView | None = None
+    """None: no leave was asked for."""
     certified_round: int
     """Round of the last certificate this node holds, final or tentative."""
     final_round: int = 0
@@ -204,6 +275,7 @@ class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     network: NetworkView
     machine: MachineView
     counters: Counters
+    limits: LimitsView = LimitsView()
 
 
 class LogEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -63,6 +63,7 @@ def imagined_snapshot(
             leader=imagined_peer(1),
             votes=1,
             votes_needed=3,
+            last_parts=4,
         ),
         shards=tuple(
             ShardView(shard=shard, owners=who, mine=imagined_peer(0) in who, last_accepted_round=number - 1)
@@ -83,6 +84,8 @@ def imagined_snapshot(
             bytes_received=34_500_000,
             sent_per_s=120_000.0,
             received_per_s=340_000.0,
+            round_sent=1_200_000,
+            round_received=3_400_000,
             peers=tuple(
                 PeerView(
                     peer=imagined_peer(index),
@@ -92,12 +95,22 @@ def imagined_snapshot(
                     shards=tuple(shard for shard, who in enumerate(owners) if imagined_peer(index) in who),
                     accepted_updates=number - 2,
                     last_item_round=number - 1,
+                    latency_ms=None if index in (0, 3) else 4.25 * index**2,
+                    transport=("", "tcp", "relayed", "")[index % 4],
                 )
                 for index in range(num_peers)
             ),
             listen=("/ip4/127.0.0.1/tcp/4001",),
         ),
-        machine=MachineView(device="cpu", memory_bytes=350_000_000),
+        machine=MachineView(
+            device="cpu",
+            memory_bytes=350_000_000,
+            num_cores=4,
+            cores_used=1.8,
+            cpu_percent=62.0,
+            ram_bytes=5_200_000_000,
+            ram_total_bytes=16_000_000_000,
+        ),
         counters=Counters(rounds_adopted=number - 1),
     )
 
