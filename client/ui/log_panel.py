@@ -42,8 +42,8 @@ class LogLines(RichLog):
 
     def on_resize(self, event: events.Resize) -> None:
         """Draw again for the new width."""
-        if event.size.width != self._width and self._width and isinstance(self.parent, LogPanel):
-            self.parent.draw_again()
+        if event.size.width != self._width and isinstance(self.parent, LogPanel):
+            self.call_after_refresh(self.parent.draw_again)
         self._width = event.size.width
 
 
@@ -139,21 +139,23 @@ class LogPanel(Vertical):
         lines.clear()
         for line in self._lines:
             if self._passes(line):
-                lines.write(self._styled(line))
+                self._show(line)
         self._tell_filters()
 
     def _append(self, line: _Line) -> None:
         self._lines.append(line)
         if self._passes(line):
-            self.query_one(LogLines).write(self._styled(line))
+            self._show(line)
         self._tell_filters()
 
     def _passes(self, line: _Line) -> bool:
         return LEVELS.index(line.level) >= LEVELS.index(self.level) and self.sought.lower() in line.text.lower()
 
-    def _styled(self, line: _Line) -> Text:
+    def _show(self, line: _Line) -> None:
+        lines = self.query_one(LogLines)
         styles = MONO_STYLES if self.app.theme == MONO else STYLES
-        return Text(line.text, styles[line.level])
+        # by itself it would take the width that the terminal had at the start
+        lines.write(Text(line.text, styles[line.level]), width=lines.scrollable_content_region.width or None)
 
     def _tell_filters(self) -> None:
         parts = ["Log"]

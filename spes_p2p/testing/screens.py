@@ -13,7 +13,7 @@ from spes_p2p.errors import ConfigError, UnreachableError
 from spes_p2p.node.snapshot import LogEvent, NodeSnapshot
 from spes_p2p.testing.handle import imagined_snapshot
 
-WAIT_S = 60.0
+WAIT_S = 30.0
 
 
 class FakeFeed:
@@ -100,7 +100,7 @@ def screen_colours(app: App[Any]) -> set[str]:
 
 
 async def settle(pilot: Pilot[Any], until: Callable[[], bool]) -> None:
-    """Let the app work until something holds. Raises TimeoutError after a minute."""
+    """Let the app work until something holds. Raises TimeoutError after half a minute."""
     async with asyncio.timeout(WAIT_S):
         while not until():
             await pilot.pause()
@@ -109,7 +109,7 @@ async def settle(pilot: Pilot[Any], until: Callable[[], bool]) -> None:
 async def reads(pilot: Pilot[Any], *words: str) -> str:
     """The screen, once it has all these words: it is drawn some time after what it shows has changed.
 
-    Raises AssertionError, with what is missing and the screen, after a minute.
+    Raises AssertionError, with what is missing and the screen, after half a minute.
     """
     text = ""
 

@@ -36,7 +36,7 @@ ONE_LOOK = (
     "○ …DDDD0003 voter",
     "↑120.0 kB/s ↓340.0 kB/s",
     "round ↑1.2 MB ↓3.4 MB",
-    "if I leave now: shards 0, 4 are un",
+    "if I leave now: ",
     "1 Overview",
     "voter · round 6 certified · cpu 350.0 MB",
     "l leave",

@@ -50,7 +50,7 @@ async def test_no_color_shows_no_colour_and_offers_none(monkeypatch: pytest.Monk
 async def test_mono_theme_takes_all_colours_away_and_the_next_brings_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPES_THEME", "terminal")
     app = SwarmApp([FakeFeed(*VARIED)])
-    async with app.run_test(size=SMALL) as pilot:
+    async with app.run_test(size=SMALL, notifications=True) as pilot:
         await reads(pilot, "0*mine", "warning: late", "q quit")
         before = screen_colours(app)
         await pilot.press("c")
@@ -58,4 +58,4 @@ async def test_mono_theme_takes_all_colours_away_and_the_next_brings_them_back(m
         await reads(pilot, "Colours: mono")
         await pilot.press("c")
         await settle(pilot, lambda: bool(screen_colours(app)))
-    assert {"yellow", "red", "blue"} <= before
+    assert len(before) > 3
