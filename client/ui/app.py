@@ -64,7 +64,7 @@ class SwarmApp(App[str]):
         can_detach: bool = False,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`can_detach`: whether a node of one's own can go on without the UI. Closing an `attached` one ends nothing."""
+        """`can_detach`: a node of one's own can go on without the UI. Closing an `attached` one ends nothing."""
         super().__init__()
         self._feeds = tuple(feeds)
         self._can_leave = can_leave

@@ -3,7 +3,7 @@
     GET  /snapshot                one NodeSnapshot, JSON
     GET  /events?after=NUMBER     server-sent events, without end: `snapshot` (NodeSnapshot) and `log` (LogEvent)
     GET  /log?after=NUMBER        the last 1000 LogEvents
-    GET  /metrics                 for Prometheus; see below
+    GET  /metrics                 for Prometheus
     GET  /openapi.json            this API, described
     POST /pause, /resume          hold training, and end that
     POST /leave                   leave properly
@@ -11,9 +11,10 @@
     POST /stop                    end now, without a leave
 
 Every request carries the token of `control.json`, a file in the data folder that only its owner can read and that is
-there while the node runs. `metrics.token` holds the token alone and `metrics.targets.json` the address, as Prometheus
-reads them (`credentials_file`, `file_sd_configs`): both are new at each start. Requests under another host name than loopback's are refused, so that a page in a browser
-cannot reach the node by rebinding its name. `control_client` is the other side.
+there while the node runs. Prometheus reads the token alone from `metrics.token` (`credentials_file`) and the address
+from `metrics.targets.json` (`file_sd_configs`). All are new at each start. Requests under another host name than
+loopback's are refused, so that a page in a browser cannot reach the node by rebinding its name. `control_client` is the
+other side.
 """
 
 from __future__ import annotations

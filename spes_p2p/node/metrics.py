@@ -1,7 +1,7 @@
 """A snapshot as Prometheus metrics, in the text exposition format 0.0.4.
 
-Names are `spes_<what>_<unit>`, counters end in `_total`. Rates and averages are Prometheus' business: what only grows is
-a counter here.
+Names are `spes_<what>_<unit>`, counters end in `_total`. Rates and averages are Prometheus' business: what only grows
+is a counter here.
 """
 
 from __future__ import annotations

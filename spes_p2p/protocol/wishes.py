@@ -26,9 +26,10 @@ class Wishes:
     held: bool = False
     """Training is held: this peer keeps what it owns for as long as the leases last, and wants no more."""
 
-    def room(self, owned: int) -> int:
-        """The capacity to state while this many shards are owned."""
-        return owned if self.held else self.capacity
+    @property
+    def room(self) -> int:
+        """The capacity to state. Leases that are held do not depend on it."""
+        return 0 if self.held else self.capacity
 
     def holding(self, held: bool) -> Wishes:
         """The same with training held, or not."""
