@@ -7,16 +7,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Protocol
 
 import psutil
 
 from spes_p2p import __version__
-from spes_p2p.crypto import peer_text
 from spes_p2p.ids import PeerId
 from spes_p2p.node.driver import Driver
 from spes_p2p.node.holds import Holds
+from spes_p2p.node.lease_views import LeaseViews
+from spes_p2p.node.lease_views import peer_words as _text
 from spes_p2p.node.leaving import LeaveWish, leave_view
 from spes_p2p.node.names import short_names
 from spes_p2p.node.pausing import Pace
@@ -46,9 +46,6 @@ _CURVE_POINTS = 400
 _RATE_WINDOW_S = 5.0
 _MEMORY_EVERY_S = 2.0
 _UPDATES_SHOWN = 20
-
-_text = lru_cache(maxsize=1024)(peer_text)
-"""Snapshots name the same peers again and again."""
 
 
 class Lines(Protocol):
@@ -129,6 +126,11 @@ class View:
     """Before the machine runs: what the start waits for."""
     rates: Rates = field(default_factory=Rates)
     _memory: tuple[float, int] = (0.0, 0)
+    _leases: LeaseViews = field(init=False)
+
+    def __post_init__(self) -> None:
+        """What is made once per certificate."""
+        self._leases = LeaseViews(self.peer)
 
     def snapshot(self, now_ms: int) -> NodeSnapshot:
         """One look."""
@@ -223,17 +225,7 @@ class View:
         return "the first training steps"
 
     def _shards(self) -> tuple[ShardView, ...]:
-        if self.driver is None:
-            return ()
-        return tuple(
-            ShardView(
-                shard=row.shard,
-                owners=tuple(_text(peer) for peer in self.driver.machine.head.state.owners(row.shard)),
-                mine=any(owner.who == self.peer for owner in row.owners),
-                last_accepted_round=max((owner.last for owner in row.owners), default=0),
-            )
-            for row in self.driver.machine.head.state.leases
-        )
+        return self._leases.shards(self.driver.machine.head) if self.driver is not None else ()
 
     def _learning(self) -> LearningView:
         latest = self._training_now()
@@ -256,18 +248,18 @@ class View:
         sent_per_s, received_per_s = self.rates.measure(sent, received)
         peers: tuple[PeerView, ...] = ()
         if self.driver is not None:
-            state = self.driver.machine.head.state
+            head = self.driver.machine.head
             peers = tuple(
                 PeerView(
                     peer=_text(row.peer),
                     me=row.peer == self.peer,
                     voter=row.voter_since is not None,
                     connected=row.peer == self.peer or self.transport.is_connected(row.peer),
-                    shards=state.shards_of(row.peer),
+                    shards=self._leases.owned(head, row.peer),
                     accepted_updates=row.accepted,
                     last_item_round=row.last_item_round,
                 )
-                for row in state.roster
+                for row in head.state.roster
             )
         return NetworkView(
             bytes_sent=sent,
