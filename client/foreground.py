@@ -75,7 +75,8 @@ async def _run(config: NodeConfig, link: InviteLink, log: structlog.typing.Filte
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, interrupts.leave_or_stop)
         loop.add_signal_handler(signal.SIGTERM, interrupts.stop)
-        loop.add_signal_handler(signal.SIGHUP, interrupts.stop)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: it shall outlive its terminal
+            loop.add_signal_handler(signal.SIGHUP, interrupts.stop)
         try:
             exit_code = await running
         except asyncio.CancelledError:

@@ -8,14 +8,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from spes_p2p.client.node_process import NodeProcess
 from spes_p2p.client.output import complain, say
 from spes_p2p.config import NodeConfig
 from spes_p2p.errors import EXIT_INTERRUPTED, LocalStateError, UnreachableError
 from spes_p2p.network.link import InviteLink, format_link
 from spes_p2p.node.control_client import find_control, request_stop
 from spes_p2p.node.files import LOG_FILE
+
+if TYPE_CHECKING:
+    from spes_p2p.client.node_process import NodeProcess  # it brings the local API's server along
 
 EXIT_KILLED = 1
 _LOOK_EVERY_S = 0.1
@@ -69,6 +72,7 @@ def run_in_background(config: NodeConfig, invite: InviteLink) -> int:
 
 
 def _start(config: NodeConfig, invite: InviteLink) -> tuple[NodeProcess, Path]:
+    from spes_p2p.client.node_process import NodeProcess
     from spes_p2p.storage.atomic import make_folder
 
     make_folder(config.data_dir)

@@ -14,6 +14,7 @@ from spes_p2p.client.gpu import CPU, choose_devices
 from spes_p2p.client.output import complain
 from spes_p2p.client.settings import Choices, choose, from_flags, node_config
 from spes_p2p.client.tie import tie_to_parent
+from spes_p2p.config import NodeConfig
 from spes_p2p.errors import LinkError, UsageError
 from spes_p2p.network.addresses import parse_announce_address, parse_listen_address, parse_peer_address
 from spes_p2p.network.link import InviteLink, parse_link
@@ -79,6 +80,18 @@ def join(
         compile=compile_,
         rounds=rounds,
     )
+    config, invite = _resolve(link, flags)
+    if tied:
+        tie_to_parent()
+    if detach:
+        return launch.run_in_background(config, invite)
+    if headless or log_json or not launch.is_terminal():
+        return launch.run_headless(config, invite, as_json=log_json)
+    return launch.run_with_ui(config, invite)
+
+
+def _resolve(link: str | None, flags: Choices) -> tuple[NodeConfig, InviteLink]:
+    """What to start, from all that was said. Raises UsageError, MachineError."""
     choices = _checked_addresses(choose(flags))
     invite = parse_link(link) if link is not None else find_link(choices)
     if choices.bootstrap:
@@ -96,13 +109,7 @@ def join(
         )
     if devices == (CPU,) and choices.gpu is None:
         complain("no usable GPU: training on the CPU (--gpu none says so without asking)")
-    if tied:
-        tie_to_parent()
-    if detach:
-        return launch.run_in_background(config, invite)
-    if headless or log_json or not launch.is_terminal():
-        return launch.run_headless(config, invite, as_json=log_json)
-    return launch.run_with_ui(config, invite)
+    return config, invite
 
 
 def find_link(choices: Choices) -> InviteLink:
