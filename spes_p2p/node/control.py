@@ -25,7 +25,7 @@ import hmac
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -220,11 +220,8 @@ def _server_sent(kind: str, value: msgspec.Struct) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def serve_control(
-    handle: NodeHandle, data_dir: Path, more: Sequence[BaseRoute] = ()
-) -> AsyncIterator[ControlAddress]:
-    """Serve the local API, and the routes of `more`, while the context is open; `control.json` in `data_dir` says where
-    and with which token.
+async def serve_control(handle: NodeHandle, data_dir: Path) -> AsyncIterator[ControlAddress]:
+    """Serve the local API while the context is open; `control.json` in `data_dir` says where and with which token.
 
     Raises MachineError if no port of loopback can be opened, LocalStateError if `control.json` cannot be written.
     """
@@ -236,7 +233,7 @@ async def serve_control(
     server = _Server(
         uvicorn.Config(
             Starlette(
-                routes=[*_looking(handle, closing), *_asking(handle), *more],
+                routes=[*_looking(handle, closing), *_asking(handle)],
                 middleware=[Middleware(_Guard, address=address)],
             ),
             log_config=None,

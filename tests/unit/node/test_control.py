@@ -17,9 +17,6 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from spes_p2p.errors import LocalStateError, UnreachableError
 from spes_p2p.node import control_client
@@ -231,15 +228,6 @@ async def test_openapi_describes_every_path_that_is_served(handle: FakeHandle, a
     names = set(re.findall(r'"#/components/schemas/(\w+)"', text))
     assert names == set(described["components"]["schemas"])
     assert {"NodeSnapshot", "LogEvent", "PauseView", "LeaveView"} <= names
-
-
-async def test_routes_of_others_are_served_behind_the_same_token(handle: FakeHandle, tmp_path: Path) -> None:
-    async def limits(_: Request) -> Response:
-        return PlainTextResponse("none")
-
-    async with serve_control(handle, tmp_path, [Route("/limits", limits)]) as address:
-        assert (await get(address, "/limits")).status_code == 401
-        assert (await get(address, "/limits", Authorization=f"Bearer {address.token}")).text == "none"
 
 
 def test_process_that_a_signal_has_stopped_is_named_with_the_remedy() -> None:
