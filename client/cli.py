@@ -13,6 +13,7 @@ import typer
 from spes_p2p import __version__
 from spes_p2p.client.commands import (
     admit,
+    attach,
     bootstrap,
     create,
     demo,
@@ -20,6 +21,7 @@ from spes_p2p.client.commands import (
     join,
     leave,
     ledger,
+    pause,
     recover,
     simulate,
     status,
@@ -45,6 +47,9 @@ app.command("demo")(demo.demo)
 app.command("bootstrap")(bootstrap.bootstrap)
 app.command("join")(join.join)
 app.command("status")(status.status)
+app.command("attach")(attach.attach)
+app.command("pause")(pause.pause)
+app.command("resume")(pause.resume)
 app.command("leave")(leave.leave)
 app.command("simulate")(simulate.simulate)
 run_app.command("create")(create.create)

@@ -56,6 +56,7 @@ def test_the_commands_are_there() -> None:
     assert sorted(COMMANDS) == [
         f"spes-p2p {name}"
         for name in [
+            "attach",
             "bootstrap",
             "demo",
             "identity show",
@@ -63,6 +64,8 @@ def test_the_commands_are_there() -> None:
             "leave",
             "ledger show",
             "ledger verify",
+            "pause",
+            "resume",
             "run admit",
             "run create",
             "run recover",

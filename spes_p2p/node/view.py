@@ -6,23 +6,28 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Protocol
 
 import msgspec
 
 from spes_p2p import __version__
-from spes_p2p.crypto import peer_text
 from spes_p2p.ids import PeerId
 from spes_p2p.node.driver import Driver
+from spes_p2p.node.holds import Holds
+from spes_p2p.node.lease_views import LeaseViews
+from spes_p2p.node.lease_views import peer_words as _text
+from spes_p2p.node.leaving import LeaveWish, leave_view
 from spes_p2p.node.machine import MachineWatch
 from spes_p2p.node.names import short_names
+from spes_p2p.node.pausing import Pace
 from spes_p2p.node.snapshot import (
     PHASES,
     Counters,
     LearningView,
+    LeaveView,
     NetworkView,
     NodeSnapshot,
+    PauseView,
     PeerView,
     Phase,
     PhaseView,
@@ -39,9 +44,6 @@ from spes_p2p.protocol.progress import Progress
 _CURVE_POINTS = 400
 _RATE_WINDOW_S = 5.0
 _UPDATES_SHOWN = 20
-
-_text = lru_cache(maxsize=1024)(peer_text)
-"""Snapshots name the same peers again and again."""
 
 
 class Lines(Protocol):
@@ -120,6 +122,8 @@ class View:
     watch: TrainerWatch
     is_leaving: Callable[[], bool]
     """A leave was asked for, perhaps before the machine can be told."""
+    wish: LeaveWish | None = None
+    holds: Holds = field(default_factory=Holds)
     driver: Driver | None = None
     sync: StateSync | None = None
     worker: Worker | None = None
@@ -129,6 +133,11 @@ class View:
     rates: Rates = field(default_factory=Rates)
     _round_began: tuple[int, int, int] = (0, 0, 0)
     """(round, bytes sent, bytes received) when the open round was first seen."""
+    _leases: LeaseViews = field(init=False)
+
+    def __post_init__(self) -> None:
+        """What is made once per certificate."""
+        self._leases = LeaseViews(self.peer)
 
     def snapshot(self, now_ms: int) -> NodeSnapshot:
         """One look."""
@@ -144,6 +153,9 @@ class View:
             member=driver is not None and driver.machine.is_member,
             voter=head is not None and self.peer in head.state.voters,
             leaving=self.is_leaving(),
+            paused=self.holds.held,
+            pause=self._pause(now_ms),
+            leave=self._leave(progress),
             certified_round=head.round if head is not None else 0,
             final_round=head.last_final.round if head is not None else 0,
             epoch=head.epoch if head is not None else 0,
@@ -158,6 +170,21 @@ class View:
             machine=msgspec.structs.replace(self.machine.latest, trainer_restarts=self.watch.restarts),
             counters=self._counters(),
         )
+
+    def _pause(self, now_ms: int) -> PauseView | None:
+        if not self.holds.held:
+            return None
+        if self.driver is not None:
+            return self.driver.pause()
+        return PauseView(reasons=self.holds.reasons, since_ms=now_ms - (self.holds.since_ms or now_ms))
+
+    def _leave(self, progress: Progress | None) -> LeaveView | None:
+        if self.wish is None or not self.wish.wanted.is_set():
+            return None
+        if self.driver is None:
+            return leave_view(self.wish, None, None, Pace(), has_left=False)
+        head = self.driver.machine.head
+        return leave_view(self.wish, head, progress, self.driver.pace, has_left=self.driver.has_left)
 
     def _round(self, progress: Progress | None, sync: StateSync | None) -> RoundView:
         if progress is None:
@@ -196,6 +223,8 @@ class View:
         return latest
 
     def _what_training_waits_for(self) -> str:
+        if self.holds.held:
+            return f"the end of the hold ({', '.join(self.holds.reasons)}): nothing is trained meanwhile"
         if self.worker is not None and self.worker.pid is None:
             return "the trainer process to start again"
         if self.driver is not None and self.driver.loaded is not self.driver.machine.head:
@@ -203,17 +232,7 @@ class View:
         return "the first training steps"
 
     def _shards(self) -> tuple[ShardView, ...]:
-        if self.driver is None:
-            return ()
-        return tuple(
-            ShardView(
-                shard=row.shard,
-                owners=tuple(_text(peer) for peer in self.driver.machine.head.state.owners(row.shard)),
-                mine=any(owner.who == self.peer for owner in row.owners),
-                last_accepted_round=max((owner.last for owner in row.owners), default=0),
-            )
-            for row in self.driver.machine.head.state.leases
-        )
+        return self._leases.shards(self.driver.machine.head) if self.driver is not None else ()
 
     def _learning(self) -> LearningView:
         latest = self._training_now()
@@ -238,20 +257,20 @@ class View:
         sent_per_s, received_per_s = self.rates.measure(sent, received)
         peers: tuple[PeerView, ...] = ()
         if self.driver is not None:
-            state = self.driver.machine.head.state
+            head = self.driver.machine.head
             peers = tuple(
                 PeerView(
                     peer=_text(row.peer),
                     me=row.peer == self.peer,
                     voter=row.voter_since is not None,
                     connected=row.peer == self.peer or self.transport.is_connected(row.peer),
-                    shards=state.shards_of(row.peer),
+                    shards=self._leases.owned(head, row.peer),
                     accepted_updates=row.accepted,
                     last_item_round=row.last_item_round,
                     latency_ms=None if row.peer == self.peer else self.transport.latency_ms(row.peer),
                     transport="" if row.peer == self.peer else self.transport.route(row.peer),
                 )
-                for row in state.roster
+                for row in head.state.roster
             )
         return NetworkView(
             bytes_sent=sent,
