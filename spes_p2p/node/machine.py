@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psutil
@@ -90,14 +91,32 @@ def _gpu_view(number: int, handle: Any) -> GpuView:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _CpuUse:
+    at_s: float
+    own_s: float
+    """CPU seconds of this node's processes."""
+    idle_s: float
+    """Of all cores together."""
+    total_s: float
+
+
+def busy_percent(then: _CpuUse, now: _CpuUse) -> float:
+    """How busy all cores were in between, 0 to 100; 0 where no time has passed."""
+    total_s = now.total_s - then.total_s
+    if total_s <= 0:
+        return 0.0
+    return min(100.0, max(0.0, 100 * (1 - (now.idle_s - then.idle_s) / total_s)))
+
+
 class MachineWatch:
     """The latest look at this machine. Until the first one only the device is known."""
 
     def __init__(self, devices: tuple[str, ...], trainer_pid: Callable[[], int | None] = lambda: None) -> None:
         self._trainer_pid = trainer_pid
         self._gpus = Gpus(devices)
-        self._cpu_then: tuple[float, float] | None = None
-        """(time, CPU seconds of this node's processes) of the look before."""
+        self._then: _CpuUse | None = None
+        """At the look before."""
         self.latest = MachineView(device=", ".join(devices), num_cores=psutil.cpu_count() or 0)
 
     async def watch(self) -> None:
@@ -113,9 +132,12 @@ class MachineWatch:
 
     def measure(self) -> MachineView:
         """One look; blocks for milliseconds."""
-        memory_bytes, cpu_s = self._own_use()
-        now_s, then = time.monotonic(), self._cpu_then
-        self._cpu_then = (now_s, cpu_s)
+        memory_bytes, own_s = self._own_use()
+        # psutil.cpu_percent compares with its last call in the same thread, and these looks have any thread
+        times = psutil.cpu_times()
+        idle_s = times.idle + getattr(times, "iowait", 0.0)
+        now, then = _CpuUse(time.monotonic(), own_s, idle_s, sum(times[:8])), self._then
+        self._then = now
         ram = psutil.virtual_memory()
         battery = _battery()
         return MachineView(
@@ -123,8 +145,8 @@ class MachineWatch:
             memory_bytes=memory_bytes,
             num_cores=self.latest.num_cores,
             # a process that has ended takes its seconds with it
-            cores_used=None if then is None else max(0.0, cpu_s - then[1]) / max(now_s - then[0], 1e-3),
-            cpu_percent=None if then is None else psutil.cpu_percent(None),
+            cores_used=None if then is None else max(0.0, now.own_s - then.own_s) / max(now.at_s - then.at_s, 1e-3),
+            cpu_percent=None if then is None else busy_percent(then, now),
             ram_bytes=ram.total - ram.available,
             ram_total_bytes=ram.total,
             battery_percent=None if battery is None else battery[0],

@@ -73,7 +73,9 @@ async def test_browser_shows_the_ui_and_its_keys_reach_the_node(tmp_path: Path) 
         assert {status for url, status in page.statuses.items() if url.startswith("http")} == {200}
         assert all(url.startswith(("http://127.0.0.1:", "data:")) for url in page.statuses)
         # the tab's own UI has ended with it
-        await page.wait(lambda: psutil.Process(process.pid).children(recursive=True) == [], WAIT_S, "end of the tab's UI")
+        await page.wait(
+            lambda: psutil.Process(process.pid).children(recursive=True) == [], WAIT_S, "end of the tab's UI"
+        )
     assert handle.asked == ["hold pause"]
 
 

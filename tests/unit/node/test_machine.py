@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -111,6 +113,19 @@ def test_battery_is_told_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(psutil, "sensors_battery", lambda: None)
     view = MachineWatch(("cpu",)).measure()
     assert (view.battery_percent, view.on_battery) == (None, None)
+
+
+async def test_cores_are_seen_as_busy_from_whatever_thread() -> None:
+    watch = MachineWatch(("cpu",))
+    await asyncio.to_thread(watch.measure)
+    until_s = time.process_time() + 0.2
+    while time.process_time() < until_s:
+        pass
+    second = await asyncio.to_thread(watch.measure)
+    assert second.cpu_percent is not None
+    assert second.cpu_percent > 1
+    assert second.cores_used is not None
+    assert second.cores_used > 0
 
 
 def test_use_of_cores_is_known_from_the_second_look_on() -> None:
