@@ -17,10 +17,10 @@ import secrets
 import shlex
 import socket
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 from textual_serve.server import Server
 
 from spes_p2p.client.output import say
@@ -35,8 +35,6 @@ PAGE = Path(__file__).parent / "web_page"
 """Ours, since textual-serve's own loads a font from a public service and needs a click before keys work."""
 NO_OUTSIDE = "default-src 'self' 'unsafe-inline' data:; connect-src 'self'; frame-ancestors 'none'"
 """The page loads nothing from other places."""
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class LocalServer(Server):
@@ -63,7 +61,7 @@ class LocalServer(Server):
         app.middlewares.append(self._doorkeeper())
         return app
 
-    def _doorkeeper(self) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+    def _doorkeeper(self) -> Middleware:
         @web.middleware
         async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
             if request.host != self._host_named:

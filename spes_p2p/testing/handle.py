@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -94,7 +94,7 @@ def imagined_snapshot(
     )
 
 
-def _imagined_network(num_peers: int, owners: list[tuple[str, ...]], number: int) -> NetworkView:
+def _imagined_network(num_peers: int, owners: Sequence[tuple[str, ...]], number: int) -> NetworkView:
     """Peer 3 is not connected, peer 2 through a relay."""
     return NetworkView(
         bytes_sent=12_000_000,

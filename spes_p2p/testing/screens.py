@@ -47,8 +47,8 @@ class FakeFeed:
         for update in self._first:
             if isinstance(update, NodeSnapshot) or update.number > after:
                 yield update
-        while (update := await self._queue.get()) is not None:
-            yield update
+        while (told := await self._queue.get()) is not None:
+            yield told
         raise UnreachableError("the node has gone")
 
     async def leave(self) -> None:
