@@ -47,7 +47,7 @@ def test_a_run_that_waits_says_for_whom_and_what_recovers_it() -> None:
 def test_the_status_line_of_the_terminal_says_the_same() -> None:
     text = status_text(snapshot_with(final_round=4, waiting=WAITING, epoch=1), "", 0, 0.0)
     assert f"round 6 tentative, round 4 final · waiting: on purpose: {WAITING} · epoch: 1, made by a recovery" in text
-    assert "round 6 certified" in status_text(imagined_snapshot(), "", 0)
+    assert "round 6 certified" in status_text(imagined_snapshot(), "", 0, 0.0)
 
 
 async def test_plain_lines_name_tentative_rounds_and_a_branch_that_was_left_is_no_news() -> None:
