@@ -64,6 +64,7 @@ UNSAFE_LIBRARIES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marsh
 UI_MAY_IMPORT = (
     "spes_p2p.node.snapshot",
     "spes_p2p.node.control_client",
+    "spes_p2p.node.budgets.client",
     "spes_p2p.client.ui",
     "spes_p2p.client.output",
     "spes_p2p.client.standing",

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 DATA_SUFFIXES = {".tcss", ".toml", ".json", ".typed"}
 # Distributions whose module has another name.
-MODULES = {"nvidia-ml-py": "pynvml", "textual-plotext": "textual_plotext"}
+MODULES = {"nvidia-ml-py": "pynvml", "textual-plotext": "textual_plotext", "textual-serve": "textual_serve"}
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from spes_p2p.client import folders
 from spes_p2p.client.commands.options import DataDir, Run
@@ -13,7 +16,13 @@ from spes_p2p.errors import UnreachableError, UsageError
 from spes_p2p.node.control_client import find_control
 
 
-def attach(data_dir: DataDir = None, run: Run = None) -> None:
+def attach(
+    data_dir: DataDir = None,
+    run: Run = None,
+    web: Annotated[bool, typer.Option("--web", help="In a browser: prints the address to open.")] = False,
+    host: Annotated[str, typer.Option("--host", help="Loopback address that --web listens on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port that --web listens on. Default: a free one.")] = 0,
+) -> None:
     """Open the terminal UI of a node that runs in the background, or in another terminal.
 
     Example: spes-p2p attach --data-dir ./a
@@ -23,6 +32,11 @@ def attach(data_dir: DataDir = None, run: Run = None) -> None:
     choices = choose(from_flags(data_dir=data_dir, run=run))
     folder = folders.find_folder(choices.data_dir, choices.run)
     pid = find_control(folder).pid
+    if web:
+        from spes_p2p.client.web import serve_web
+
+        serve_web(folder, host, port)
+        return
     if not is_terminal():
         raise UsageError("attach needs a terminal; `spes-p2p status` prints what the node is doing")
     _show(folder)

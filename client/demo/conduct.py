@@ -54,7 +54,7 @@ def conduct_with_ui(plan: Plan, stopping: threading.Event, *, baseline: bool) ->
     from spes_p2p.client.ui.app import SwarmApp
     from spes_p2p.client.ui.feed import ControlFeed
 
-    app = SwarmApp([ControlFeed(plan.peer_folder(peer), name=f"peer {peer}") for peer in plan.peers], can_leave=False)
+    app = SwarmApp([ControlFeed(plan.peer_folder(peer), name=f"peer {peer}") for peer in plan.peers], role="demo")
     outcome: list[dict[str, Any] | BaseException] = []
 
     def work() -> None:

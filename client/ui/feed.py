@@ -1,19 +1,20 @@
-"""Where the UI's snapshots come from."""
+"""Where the UI's snapshots come from, and where its wishes go."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from spes_p2p.errors import UnreachableError
 from spes_p2p.node import control_client
+from spes_p2p.node.budgets import client as budgets
 from spes_p2p.node.snapshot import LogEvent, NodeSnapshot
 
 
 class Feed(Protocol):
-    """One node to look at."""
+    """One node to look at. What asks something of it raises SpesError when the node does not answer."""
 
     @property
     def name(self) -> str:
@@ -25,7 +26,19 @@ class Feed(Protocol):
         ...
 
     async def leave(self) -> None:
-        """Ask the node to leave properly. Raises SpesError when it does not answer."""
+        """Ask the node to leave properly."""
+        ...
+
+    async def pause(self) -> None:
+        """Ask the node to hold its training."""
+        ...
+
+    async def resume(self) -> None:
+        """Ask the node to train again."""
+        ...
+
+    async def change_limits(self, changes: Mapping[str, str]) -> None:
+        """Ask the node to change limits, name -> text as people write it; a text that is wrong is an error, too."""
         ...
 
     def exit_code(self) -> int | None:
@@ -71,6 +84,18 @@ class ControlFeed:
     async def leave(self) -> None:
         """See `Feed`."""
         await asyncio.to_thread(control_client.request_leave, self._data_dir)
+
+    async def pause(self) -> None:
+        """See `Feed`."""
+        await asyncio.to_thread(control_client.request_pause, self._data_dir)
+
+    async def resume(self) -> None:
+        """See `Feed`."""
+        await asyncio.to_thread(control_client.request_resume, self._data_dir)
+
+    async def change_limits(self, changes: Mapping[str, str]) -> None:
+        """See `Feed`."""
+        await asyncio.to_thread(budgets.change_limits, self._data_dir, changes)
 
     def exit_code(self) -> int | None:
         """See `Feed`."""

@@ -11,6 +11,7 @@ from textual.reactive import reactive
 from textual_plotext import PlotextPlot
 
 from spes_p2p.client.ui.learning_line import LearningLine
+from spes_p2p.client.ui.updates_panel import UpdatesPanel
 from spes_p2p.node.snapshot import NodeSnapshot
 
 AXES_ROWS = 8
@@ -26,9 +27,11 @@ class LossPlot(PlotextPlot):
         self._points: Sequence[tuple[int, float]] = ()
 
     def show(self, points: Sequence[tuple[int, float]]) -> None:
-        """Draw the finite points; a single one is shown as a dot."""
-        self._points = [(x, y) for x, y in points if math.isfinite(y)]
-        self._draw()
+        """Draw the finite points; a single one is shown as a dot. The same points once more cost nothing."""
+        finite = [(x, y) for x, y in points if math.isfinite(y)]
+        if finite != self._points:
+            self._points = finite
+            self._draw()
 
     def on_resize(self) -> None:
         """More room, more axes."""
@@ -65,18 +68,19 @@ def whole_ticks(first: int, last: int, num_ticks: int = 5) -> list[int]:
 
 
 class LearningPanel(Vertical):
-    """This peer's curve, the run's curve where there is room, and the figures below."""
+    """This peer's curve, the run's curve where there is room, the figures below, and this node's updates."""
 
     BORDER_TITLE = "Learning"
 
     snapshot: reactive[NodeSnapshot | None] = reactive(None)
 
     def compose(self) -> ComposeResult:
-        """Two plots and a line."""
+        """Two plots, a line, and the updates, which the style shows where there is room."""
         with Horizontal():
             yield LossPlot("training, nats by step", id="training-loss")
             yield LossPlot("held-out, nats by round", id="held-out-loss")
         yield LearningLine().data_bind(LearningPanel.snapshot)
+        yield UpdatesPanel().data_bind(LearningPanel.snapshot)
 
     def watch_snapshot(self, snapshot: NodeSnapshot | None) -> None:
         """Redraw."""

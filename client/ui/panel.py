@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from textual.content import Content
 from textual.reactive import reactive
 from textual.widgets import Static
 
-from spes_p2p.node.snapshot import NodeSnapshot
+from spes_p2p.node.snapshot import LimitsView, NodeSnapshot
 
 SEPARATOR = " · "
+LIMIT_NAME = 16
+LIMIT_BAR = 8
 
 
 class Panel(Static):
@@ -27,6 +30,24 @@ class Panel(Static):
     def draw(self, snapshot: NodeSnapshot, width: int, height: int) -> list[Content]:
         """Lines for a panel of that many cells. Each panel says its own."""
         raise NotImplementedError
+
+
+def limit_lines(limits: LimitsView, names: frozenset[str], width: int) -> list[Content]:
+    """A line for each limit of these names that is set: how much of it is used, and what it holds now."""
+    lines = []
+    for limit in limits.limits:
+        if limit.name not in names:
+            continue
+        share = "" if limit.share is None else f"{bar(limit.share, LIMIT_BAR)} "
+        name = limit.name.replace("_", " ")
+        text = (
+            f"limit {name:<{LIMIT_NAME}} {share}{limit.used} of {limit.limit}"
+            if limit.used
+            else (f"limit {name:<{LIMIT_NAME}} {share}{limit.limit}")
+        )
+        held = f"; holds {limit.holds}" if limit.holds else ""
+        lines.append(Content.styled(fit(text + held, width), "bold $text-warning" if limit.holds else ""))
+    return lines
 
 
 def bar(progress: float, width: int) -> str:
@@ -47,6 +68,11 @@ def pack(parts: Sequence[str], width: int, height: int) -> list[str]:
         else:
             break
     return lines
+
+
+def lines_of(text: str, width: int) -> list[str]:
+    """The text broken between words into lines of at most `width` cells."""
+    return textwrap.wrap(text, max(width, 1))
 
 
 def fit(text: str, width: int) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 from textual.content import Content
 from textual.reactive import reactive
 from textual.widgets import Static
 
-from spes_p2p.client.output import bytes_text
+from spes_p2p.client.output import bytes_text, duration_text
 from spes_p2p.client.standing import certified_text, is_tentative, trouble_texts
 from spes_p2p.client.ui.panel import fit
 from spes_p2p.node.snapshot import NodeSnapshot
@@ -27,23 +29,26 @@ class StatusLine(Static):
     feed_name: reactive[str] = reactive("")
     problem: reactive[str] = reactive("")
     silent_s: reactive[int] = reactive(0)
+    heard_at_s: reactive[float] = reactive(0.0)
 
     def render(self) -> Content:
         """One line; more only for trouble."""
-        text = status_text(self.snapshot, self.problem, self.silent_s)
+        text = status_text(self.snapshot, self.problem, self.silent_s, self.heard_at_s)
         name = f"{self.feed_name}: " if self.feed_name else ""
         troubled = self.snapshot is not None and bool(trouble_texts(self.snapshot))
-        worried = self.silent_s >= QUIET_S or bool(self.problem) or troubled
-        room = TROUBLE_LINES * (self.size.width - WORD_WIDTH) if troubled else self.size.width
-        return Content.styled(fit(name + text, room), "bold $text-warning" if worried else "")
+        silent = self.silent_s >= QUIET_S or bool(self.problem)
+        room = TROUBLE_LINES * (self.size.width - WORD_WIDTH) if troubled or silent else self.size.width
+        return Content.styled(fit(name + text, room), "bold $text-warning" if silent or troubled else "")
 
 
-def status_text(snapshot: NodeSnapshot | None, problem: str, silent_s: int) -> str:
-    """What the line says, without the name of the node."""
+def status_text(snapshot: NodeSnapshot | None, problem: str, silent_s: int, heard_at_s: float) -> str:
+    """What the line says, without the name of the node. `heard_at_s`: wall time of the node's last word."""
     if snapshot is None:
         return problem or "waiting for the node"
     if problem or silent_s >= QUIET_S:
-        return f"no news from the node for {silent_s} s" + (f" ({problem})" if problem else "")
+        since = time.strftime("%H:%M:%S", time.localtime(heard_at_s))
+        words = f"no answer since {since} ({duration_text(silent_s * 1000)})"
+        return f"{words}: {problem}" if problem else words
     parts = [
         "leaving" if snapshot.leaving else "voter" if snapshot.voter else "member" if snapshot.member else "joining"
     ]
@@ -54,5 +59,6 @@ def status_text(snapshot: NodeSnapshot | None, problem: str, silent_s: int) -> s
         parts.append(f"waits for {snapshot.round.waiting_for}")
     parts.append(f"{snapshot.machine.device} {bytes_text(snapshot.machine.memory_bytes)}")
     if snapshot.machine.trainer_restarts:
-        parts.append(f"trainer restarted {snapshot.machine.trainer_restarts} times")
+        times = snapshot.machine.trainer_restarts
+        parts.append("trainer restarted once" if times == 1 else f"trainer restarted {times} times")
     return " · ".join(parts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 
 import msgspec
 
@@ -32,6 +33,9 @@ from spes_p2p.network.wire import (
 
 HANDSHAKE_TIMEOUT_S = 60.0
 MAX_UNDER_WAY = 32
+SMALL_BYTES = 4096
+"""A message up to this size takes about as long as the way there and back."""
+_NUM_TIMES = 16
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -62,6 +66,8 @@ class Channel:
         self._next_number = 0
         self._places = asyncio.Semaphore(MAX_UNDER_WAY)
         self._closed = asyncio.Event()
+        self._times_ms: deque[float] = deque(maxlen=_NUM_TIMES)
+        """From sending a small message to its confirmation, the latest ones."""
         self._listener = asyncio.create_task(self._listen())
         # not at the listener's own end: a task that is cancelled before it has begun never gets there
         self._listener.add_done_callback(lambda task: self._end())
@@ -70,6 +76,11 @@ class Channel:
     def is_open(self) -> bool:
         """Whether messages can be sent."""
         return not self._closed.is_set()
+
+    @property
+    def latency_ms(self) -> float | None:
+        """The fastest of the latest confirmations: least of it is the other side's work. None: no message yet."""
+        return min(self._times_ms, default=None)
 
     async def wait_closed(self) -> None:
         """Return once the channel has ended, whichever side ended it."""
@@ -84,6 +95,7 @@ class Channel:
             self._next_number = (number + 1) % (1 << 32)
             confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._unconfirmed[number] = confirmed
+            began_s = time.monotonic()
             try:
                 write_frame(self._writer, channel_head(Kind.MESSAGE, number), data)
                 await self._writer.drain()
@@ -93,6 +105,8 @@ class Channel:
             finally:
                 self._unconfirmed.pop(number, None)
                 confirmed.cancel()
+            if len(data) <= SMALL_BYTES:
+                self._times_ms.append((time.monotonic() - began_s) * 1000)
             self._traffic.bytes_sent += len(data)
 
     async def close(self) -> None:

@@ -217,6 +217,21 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind ships no types
                 logger.debug("not announced: %s", error)  # a transport that others of our kind do not dial
         return tuple([text for text in found if not is_loopback(text)] or found)
 
+    async def connections(self) -> tuple[tuple[PeerId, str], ...]:
+        """(peer, remote multiaddress) of the daemon's open connections. Raises TransportError if it gives no answer."""
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                response = await self._client.control.daemon_connector.answer(request)
+        except (OSError, EOFError, TimeoutError, P2PDaemonError) as error:
+            raise TransportError("the network daemon does not tell its connections") from error
+        found = []
+        for info in response.peers:
+            with contextlib.suppress(ValueError):  # another kind of key, or an address of a kind that is not known here
+                peer = peer_from_text(PeerID(info.id).to_base58())
+                found += [(peer, str(Multiaddr(address))) for address in info.addrs]
+        return tuple(found)
+
     async def dial(self, peer: PeerId, routes: Iterable[str], timeout_s: float) -> None:
         """Connect to a peer, through `routes` (without peer id) or what the daemon knows. Raises TransportError."""
         connect = p2pd_pb2.ConnectRequest(

@@ -33,6 +33,7 @@ from spes_p2p.network.p2p import Daemon, DaemonOptions, DHTNode, libp2p_id
 from spes_p2p.network.questions import QuestionService, ask
 from spes_p2p.network.quotas import QuotaLimits, Quotas
 from spes_p2p.network.reception import MAX_VISITORS, Reception
+from spes_p2p.network.routes import routes_of
 from spes_p2p.network.scores import Offences, Traffic
 from spes_p2p.network.serving import BlobService
 from spes_p2p.network.transfer import Fetcher
@@ -43,6 +44,7 @@ SEND_TIMEOUT_S = 60.0
 DHT_TIMEOUT_S = 10.0
 """For one request to another node of the DHT."""
 LOOK_UP_PAUSE_S = 5.0
+ROUTES_EVERY_S = 5.0
 MAX_CACHED_KEYS = 256
 """Of the DHT's local cache."""
 
@@ -97,6 +99,7 @@ class P2PTransport:
         self._channels: dict[PeerId, Channel] = {}
         self._opening: dict[PeerId, asyncio.Task[Channel]] = {}
         self._refusals: dict[PeerId, str] = {}
+        self._routes: dict[PeerId, str] = {}
         self._looked_up_at_s = float("-inf")
         self._look_up_lock = asyncio.Lock()
         self._is_closed = False
@@ -226,6 +229,24 @@ class P2PTransport:
         """Whether a channel to or from the peer is open."""
         channel = self._channels.get(peer)
         return self._reception.is_here(peer) or (channel is not None and channel.is_open)
+
+    def latency_ms(self, peer: PeerId) -> float | None:
+        """How soon the peer confirms a small message, its fastest of late; None: not measured."""
+        channel = self._channels.get(peer)
+        return channel.latency_ms if channel is not None and channel.is_open else None
+
+    def route(self, peer: PeerId) -> str:
+        """`tcp`, `quic`, `websocket` or `relayed`, as of the last look of `watch_routes`; empty: not known."""
+        return self._routes.get(peer, "")
+
+    async def watch_routes(self) -> None:
+        """Look again and again how peers are connected, until cancelled."""
+        while True:
+            try:
+                self._routes = routes_of(await self._daemon.connections())
+            except TransportError as error:
+                logger.debug("%s", error)  # if the daemon has ended, `wait_failed` says so
+            await asyncio.sleep(ROUTES_EVERY_S)
 
     def set_message_handler(self, handler: MessageHandler) -> None:
         """Who gets incoming messages. Its calls for one peer begin in order, and may overlap where it waits."""

@@ -34,6 +34,7 @@ from spes_p2p.node.holds import PAUSE, Holds
 from spes_p2p.node.joining import ManifestSeeker, bring_held_out, check_admission, find_peers, save_manifest
 from spes_p2p.node.leaving import LeaveWish, leave_properly
 from spes_p2p.node.log import LogBridge, NodeLog
+from spes_p2p.node.machine import MachineWatch
 from spes_p2p.node.pausing import PauseWish, remember
 from spes_p2p.node.recovery import read_recovery_key
 from spes_p2p.node.resume import checkpoint_of, drop_damaged
@@ -134,6 +135,10 @@ class Node:
             self._wish.forget()
         self._stopping.set()
 
+    def _trainer_pid(self) -> int | None:
+        worker = self._view.worker if self._view is not None else None
+        return worker.pid if worker is not None else None
+
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def run(self, on_ready: Callable[[NodeHandle], Awaitable[None]] | None) -> int:
@@ -163,7 +168,7 @@ class Node:
                 run_name="",
                 run_id=self._link.run.hex(),
                 peer=identity.peer_id,
-                device=", ".join((config.device, *config.more_devices)),
+                machine=MachineWatch((config.device, *config.more_devices), self._trainer_pid),
                 began_s=time.monotonic(),
                 transport=transport,
                 addresses=await transport.addresses(),
@@ -177,7 +182,8 @@ class Node:
             if on_ready is not None:
                 await on_ready(self)
             assembled = _Assembled(identity=identity, blobs=blobs, transport=transport, view=view)
-            return await self._until_end(self._work(assembled, signed), transport)
+            work = run_beside(self._work(assembled, signed), view.machine.watch(), transport.watch_routes())
+            return await self._until_end(work, transport)
 
     async def _until_end(self, work: Coroutine[Any, Any, None], transport: P2PTransport) -> int:
         working = asyncio.create_task(work, name="node work")

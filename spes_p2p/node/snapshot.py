@@ -41,6 +41,10 @@ class RoundView(msgspec.Struct, frozen=True, kw_only=True):
     votes_needed: int = 0
     waiting_for: str = ""
     """What the node waits for, in words; empty when it does not wait."""
+    last_parts: int = 0
+    """Parts of psi in the last certificate; 0: not known."""
+    last_kept_parts: int = 0
+    """How many of them it kept as they were, since too few aggregators agreed on an average."""
 
 
 class ShardView(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +94,10 @@ class PeerView(msgspec.Struct, frozen=True, kw_only=True):
     shards: tuple[int, ...]
     accepted_updates: int
     last_item_round: int
+    latency_ms: float | None = None
+    """Until it confirms a small message, its fastest of late; None: not measured."""
+    transport: str = ""
+    """How it is connected: `tcp`, `quic`, `websocket` (each directly) or `relayed`; empty: not known."""
 
 
 class NetworkView(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,17 +107,46 @@ class NetworkView(msgspec.Struct, frozen=True, kw_only=True):
     bytes_received: int = 0
     sent_per_s: float = 0.0
     received_per_s: float = 0.0
+    round_sent: int = 0
+    """Bytes since the open round began."""
+    round_received: int = 0
     peers: tuple[PeerView, ...] = ()
     listen: tuple[str, ...] = ()
 
 
+class GpuView(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU that trains; None: the driver does not say."""
+
+    number: int
+    name: str
+    memory_bytes: int | None = None
+    """In use, by whomever."""
+    memory_total_bytes: int | None = None
+    use_percent: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+
+
 class MachineView(msgspec.Struct, frozen=True, kw_only=True):
-    """This machine."""
+    """This machine; None: not measured yet, or not told."""
 
     device: str
     memory_bytes: int = 0
     """Resident memory of node and trainer."""
     trainer_restarts: int = 0
+    num_cores: int = 0
+    cores_used: float | None = None
+    """By this node's processes."""
+    cpu_percent: float | None = None
+    """Of all cores, by everybody."""
+    ram_bytes: int = 0
+    """In use, by everybody."""
+    ram_total_bytes: int = 0
+    battery_percent: float | None = None
+    on_battery: bool | None = None
+    """None: no battery."""
+    gpus: tuple[GpuView, ...] = ()
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +211,33 @@ class LeaveView(msgspec.Struct, frozen=True, kw_only=True):
     """Nobody needs anything of this node any more."""
 
 
+class LimitView(msgspec.Struct, frozen=True, kw_only=True):
+    """One limit that this machine's owner set, and what is used of it now."""
+
+    name: str
+    """`upload`, `download`, `monthly`, `hours`, `idle_only`, `pause_on_battery`, `gpu_share` or `gpu_power`."""
+    limit: str
+    """Such as `1 MB/s`."""
+    used: str
+    """Such as `0.93 MB/s`."""
+    share: float | None = None
+    """Used of the limit, where that is a number."""
+    holds: str = ""
+    """What it holds now, and until when; empty: nothing."""
+
+
+class LimitsView(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits that are set."""
+
+    limits: tuple[LimitView, ...] = ()
+    holds: tuple[str, ...] = ()
+    """Why limits hold training now, in words; empty: they do not."""
+    no_blobs: str = ""
+    """Why this node neither serves nor fetches blobs; empty: it does."""
+    note: str = ""
+    """How the rates and the run go together, such as that fewer shards are offered; empty: nothing to say."""
+
+
 class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One look at a node."""
 
@@ -211,6 +275,7 @@ class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     network: NetworkView
     machine: MachineView
     counters: Counters
+    limits: LimitsView = LimitsView()
 
 
 class LogEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from spes_p2p.node.training import Training
 from spes_p2p.ports import Clock
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.body import Certificate
+from spes_p2p.protocol.codec import bits
 from spes_p2p.protocol.head import Head
 from spes_p2p.storage.ledger import Ledger
 
@@ -72,6 +73,14 @@ class StateSync:
         self._holders: tuple[PeerId, ...] = ()
         self._overtaken = asyncio.Event()
         """Set when `head` is no longer the newest; then a new one takes its place."""
+
+    @property
+    def num_parts(self) -> tuple[int, int]:
+        """(parts of psi, how many of them were kept as they were) in the newest certificate; (0, 0) at genesis."""
+        if self._certificate is None:
+            return (0, 0)
+        body = self._certificate.body
+        return len(body.parts), len(bits(body.kept, len(body.parts)))
 
     def knows(self, peers: Sequence[PeerId]) -> None:
         """More peers that may serve blobs."""

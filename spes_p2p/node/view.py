@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import psutil
+import msgspec
 
 from spes_p2p import __version__
 from spes_p2p.ids import PeerId
@@ -18,6 +17,7 @@ from spes_p2p.node.holds import Holds
 from spes_p2p.node.lease_views import LeaseViews
 from spes_p2p.node.lease_views import peer_words as _text
 from spes_p2p.node.leaving import LeaveWish, leave_view
+from spes_p2p.node.machine import MachineWatch
 from spes_p2p.node.names import short_names
 from spes_p2p.node.pausing import Pace
 from spes_p2p.node.snapshot import (
@@ -25,7 +25,6 @@ from spes_p2p.node.snapshot import (
     Counters,
     LearningView,
     LeaveView,
-    MachineView,
     NetworkView,
     NodeSnapshot,
     PauseView,
@@ -44,7 +43,6 @@ from spes_p2p.protocol.progress import Progress
 
 _CURVE_POINTS = 400
 _RATE_WINDOW_S = 5.0
-_MEMORY_EVERY_S = 2.0
 _UPDATES_SHOWN = 20
 
 
@@ -61,6 +59,14 @@ class Lines(Protocol):
 
     def is_connected(self, peer: PeerId) -> bool:
         """Whether a channel to or from the peer is open."""
+        ...
+
+    def latency_ms(self, peer: PeerId) -> float | None:
+        """How fast it confirms a small message; None: not measured."""
+        ...
+
+    def route(self, peer: PeerId) -> str:
+        """`tcp`, `quic`, `websocket` or `relayed`; empty: not known."""
         ...
 
 
@@ -109,7 +115,7 @@ class View:
     run_name: str
     run_id: str
     peer: PeerId
-    device: str
+    machine: MachineWatch
     began_s: float
     transport: Lines
     addresses: tuple[str, ...]
@@ -125,7 +131,8 @@ class View:
     waiting_for: str = ""
     """Before the machine runs: what the start waits for."""
     rates: Rates = field(default_factory=Rates)
-    _memory: tuple[float, int] = (0.0, 0)
+    _round_began: tuple[int, int, int] = (0, 0, 0)
+    """(round, bytes sent, bytes received) when the open round was first seen."""
     _leases: LeaseViews = field(init=False)
 
     def __post_init__(self) -> None:
@@ -159,10 +166,8 @@ class View:
             round=self._round(progress, sync),
             shards=self._shards(),
             learning=self._learning(),
-            network=self._network(),
-            machine=MachineView(
-                device=self.device, memory_bytes=self._memory_bytes(), trainer_restarts=self.watch.restarts
-            ),
+            network=self._network(progress.round if progress is not None else 0),
+            machine=msgspec.structs.replace(self.machine.latest, trainer_restarts=self.watch.restarts),
             counters=self._counters(),
         )
 
@@ -206,6 +211,8 @@ class View:
             votes=progress.votes,
             votes_needed=progress.votes_needed,
             waiting_for=waiting,
+            last_parts=sync.num_parts[0] if sync is not None else 0,
+            last_kept_parts=sync.num_parts[1] if sync is not None else 0,
         )
 
     def _training_now(self) -> TrainProgress | None:
@@ -243,8 +250,10 @@ class View:
             ),
         )
 
-    def _network(self) -> NetworkView:
+    def _network(self, round_number: int) -> NetworkView:
         sent, received = self.transport.bytes_sent(), self.transport.bytes_received()
+        if self._round_began[0] != round_number:
+            self._round_began = (round_number, sent, received)
         sent_per_s, received_per_s = self.rates.measure(sent, received)
         peers: tuple[PeerView, ...] = ()
         if self.driver is not None:
@@ -258,6 +267,8 @@ class View:
                     shards=self._leases.owned(head, row.peer),
                     accepted_updates=row.accepted,
                     last_item_round=row.last_item_round,
+                    latency_ms=None if row.peer == self.peer else self.transport.latency_ms(row.peer),
+                    transport="" if row.peer == self.peer else self.transport.route(row.peer),
                 )
                 for row in head.state.roster
             )
@@ -266,6 +277,8 @@ class View:
             bytes_received=received,
             sent_per_s=sent_per_s,
             received_per_s=received_per_s,
+            round_sent=sent - self._round_began[1],
+            round_received=received - self._round_began[2],
             peers=peers,
             listen=self.addresses,
         )
@@ -286,17 +299,6 @@ class View:
             messages_received=tally.messages_received,
             messages_refused=tally.messages_refused,
         )
-
-    def _memory_bytes(self) -> int:
-        now, (at, value) = time.monotonic(), self._memory
-        if now - at > _MEMORY_EVERY_S:
-            value = psutil.Process().memory_info().rss
-            pid = self.worker.pid if self.worker is not None else None
-            if pid is not None and psutil.pid_exists(pid):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    value += psutil.Process(pid).memory_info().rss
-            self._memory = (now, value)
-        return value
 
 
 def _recovery(progress: Progress | None) -> RecoveryView | None:

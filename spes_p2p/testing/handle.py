@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -64,6 +64,7 @@ def imagined_snapshot(
             leader=imagined_peer(1),
             votes=1,
             votes_needed=3,
+            last_parts=4,
         ),
         shards=tuple(
             ShardView(shard=shard, owners=who, mine=imagined_peer(0) in who, last_accepted_round=number - 1)
@@ -79,27 +80,44 @@ def imagined_snapshot(
             global_step=240,
             updates=(UpdateView(round=number - 1, verdict="accepted", tokens=40_960),),
         ),
-        network=NetworkView(
-            bytes_sent=12_000_000,
-            bytes_received=34_500_000,
-            sent_per_s=120_000.0,
-            received_per_s=340_000.0,
-            peers=tuple(
-                PeerView(
-                    peer=imagined_peer(index),
-                    me=index == 0,
-                    voter=True,
-                    connected=index != 3,
-                    shards=tuple(shard for shard, who in enumerate(owners) if imagined_peer(index) in who),
-                    accepted_updates=number - 2,
-                    last_item_round=number - 1,
-                )
-                for index in range(num_peers)
-            ),
-            listen=("/ip4/127.0.0.1/tcp/4001",),
+        network=_imagined_network(num_peers, owners, number),
+        machine=MachineView(
+            device="cpu",
+            memory_bytes=350_000_000,
+            num_cores=4,
+            cores_used=1.8,
+            cpu_percent=62.0,
+            ram_bytes=5_200_000_000,
+            ram_total_bytes=16_000_000_000,
         ),
-        machine=MachineView(device="cpu", memory_bytes=350_000_000),
         counters=Counters(rounds_adopted=number - 1),
+    )
+
+
+def _imagined_network(num_peers: int, owners: Sequence[tuple[str, ...]], number: int) -> NetworkView:
+    """Peer 3 is not connected, peer 2 through a relay."""
+    return NetworkView(
+        bytes_sent=12_000_000,
+        bytes_received=34_500_000,
+        sent_per_s=120_000.0,
+        received_per_s=340_000.0,
+        round_sent=1_200_000,
+        round_received=3_400_000,
+        peers=tuple(
+            PeerView(
+                peer=imagined_peer(index),
+                me=index == 0,
+                voter=True,
+                connected=index != 3,
+                shards=tuple(shard for shard, who in enumerate(owners) if imagined_peer(index) in who),
+                accepted_updates=number - 2,
+                last_item_round=number - 1,
+                latency_ms=None if index in (0, 3) else 4.25 * index**2,
+                transport=("", "tcp", "relayed", "")[index % 4],
+            )
+            for index in range(num_peers)
+        ),
+        listen=("/ip4/127.0.0.1/tcp/4001",),
     )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import pytest
@@ -15,10 +14,10 @@ from spes_p2p.client.ui.dialogs import HelpScreen, QuitScreen
 from spes_p2p.client.ui.learning_panel import whole_ticks
 from spes_p2p.node.snapshot import LogEvent, NodeSnapshot, RecoveryView, UpdateView
 from spes_p2p.testing.handle import imagined_peer, imagined_snapshot
+from spes_p2p.testing.screens import FakeFeed, reads, screen_text, settle
 
 SMALL, WIDE = (80, 24), (120, 40)
-WAIT_S = 60.0
-Read = Callable[[SwarmApp], str]
+NOON_S = 1_700_000_000.0
 ONE_LOOK = (
     "Round 7 · 35 s left",
     "▶train",
@@ -35,7 +34,10 @@ ONE_LOOK = (
     "● me        voter  r6   shards 0,4",
     "● …BBBB0001 leader",
     "○ …DDDD0003 voter",
-    "↑12.0 MB ↓34.5 MB",
+    "↑120.0 kB/s ↓340.0 kB/s",
+    "round ↑1.2 MB ↓3.4 MB",
+    "if I leave now: ",
+    "1 Overview",
     "voter · round 6 certified · cpu 350.0 MB",
     "l leave",
     "q quit",
@@ -43,67 +45,42 @@ ONE_LOOK = (
 )
 
 
-async def settle(pilot: Pilot[str], until: Callable[[], bool]) -> None:
-    """Let the app work until something holds. Raises TimeoutError after a minute."""
-    async with asyncio.timeout(WAIT_S):
-        while not until():
-            await pilot.pause()
-
-
-async def reads(pilot: Pilot[str], app: SwarmApp, read_screen: Read, *words: str) -> str:
-    """The screen, once it has all these words: it is drawn some time after what it shows has changed."""
-    text = ""
-
-    def has_them() -> bool:
-        nonlocal text
-        text = read_screen(app)
-        return all(word in text for word in words)
-
-    try:
-        await settle(pilot, has_them)
-    except TimeoutError:
-        pytest.fail(f"not on the screen: {[word for word in words if word not in text]}\n{text}")
-    return text
-
-
 async def shown(pilot: Pilot[str], app: SwarmApp) -> None:
     await settle(pilot, lambda: app.snapshot is not None)
 
 
 @pytest.mark.parametrize("size", [SMALL, WIDE])
-async def test_one_look_answers_everything(feed: Any, read_screen: Read, size: tuple[int, int]) -> None:
+async def test_one_look_answers_everything(feed: FakeFeed, size: tuple[int, int]) -> None:
     app = SwarmApp([feed])
     async with app.run_test(size=size) as pilot:
-        text = await reads(pilot, app, read_screen, *ONE_LOOK)
+        text = await reads(pilot, *ONE_LOOK)
     assert max(map(len, text.split("\n"))) <= size[0]
 
 
-async def test_wide_screen_has_a_curve_for_the_run_too(feed: Any, read_screen: Read) -> None:
+async def test_wide_screen_has_a_curve_for_the_run_too(feed: FakeFeed) -> None:
     app = SwarmApp([feed])
     async with app.run_test(size=WIDE) as pilot:
-        await reads(pilot, app, read_screen, "training, nats by step", "held-out, nats by round")
+        await reads(pilot, "training, nats by step", "held-out, nats by round")
 
 
 @pytest.mark.parametrize("size", [SMALL, WIDE])
 @pytest.mark.parametrize("losses", [(5.6,), (5.6, 5.6), (5.6, float("nan")), (float("inf"),)])
-async def test_curve_that_does_not_move_is_drawn(
-    make_feed: Any, read_screen: Read, size: tuple[int, int], losses: tuple[float, ...]
-) -> None:
+async def test_curve_that_does_not_move_is_drawn(size: tuple[int, int], losses: tuple[float, ...]) -> None:
     """The first round is for claims: the held-out loss after it is the one before it, to the bit."""
     curve = tuple(enumerate(losses))
     snapshot = imagined_snapshot()
     learning = msgspec.structs.replace(snapshot.learning, loss_curve=curve, val_curve=curve)
-    app = SwarmApp([make_feed(msgspec.structs.replace(snapshot, learning=learning))])
+    app = SwarmApp([FakeFeed(msgspec.structs.replace(snapshot, learning=learning))])
     async with app.run_test(size=size) as pilot:
         await shown(pilot, app)
-        await reads(pilot, app, read_screen, "Learning")
+        await reads(pilot, "Learning")
 
 
 @pytest.mark.parametrize("size", [SMALL, WIDE])
-async def test_curve_is_drawn(feed: Any, read_screen: Read, size: tuple[int, int]) -> None:
+async def test_curve_is_drawn(feed: FakeFeed, size: tuple[int, int]) -> None:
     app = SwarmApp([feed])
     async with app.run_test(size=size) as pilot:
-        await settle(pilot, lambda: sum(0x2801 <= ord(mark) < 0x2900 for mark in read_screen(app)) > 20)  # braille dots
+        await settle(pilot, lambda: sum(0x2801 <= ord(mark) < 0x2900 for mark in screen_text(app)) > 20)  # braille dots
 
 
 @pytest.mark.parametrize(
@@ -113,78 +90,72 @@ def test_ticks_are_whole_numbers(first: int, last: int, ticks: list[int]) -> Non
     assert whole_ticks(first, last) == ticks
 
 
-async def test_says_the_same_without_colour(feed: Any, read_screen: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    app = SwarmApp([feed])
-    async with app.run_test(size=SMALL) as pilot:
-        await reads(pilot, app, read_screen, "0*mine", "7 orphan", "▶train")
-    assert app.no_color
-
-
-async def test_follows_the_snapshots(feed: Any, read_screen: Read) -> None:
+async def test_follows_the_snapshots(feed: FakeFeed) -> None:
     app = SwarmApp([feed])
     async with app.run_test(size=SMALL) as pilot:
         await shown(pilot, app)
         feed.show(imagined_snapshot(number=8, phase="vote"))
-        await reads(pilot, app, read_screen, "Round 8", "▶vote", "round 7 certified")
+        await reads(pilot, "Round 8", "▶vote", "round 7 certified")
 
 
-async def test_before_the_first_round_it_says_what_it_waits_for(make_feed: Any, read_screen: Read) -> None:
+async def test_before_the_first_round_it_says_what_it_waits_for() -> None:
     snapshot = imagined_snapshot(phase="load")
     view = msgspec.structs.replace(
         snapshot.round, phases=(), waiting_for="the model (3 of 12 blobs)", leader="", votes_needed=0
     )
-    feed = make_feed(msgspec.structs.replace(snapshot, round=view, member=False, voter=False))
+    feed = FakeFeed(msgspec.structs.replace(snapshot, round=view, member=False, voter=False))
     app = SwarmApp([feed])
     async with app.run_test(size=SMALL) as pilot:
         waits = "joining · round 6 certified · waits for the model"
-        await reads(pilot, app, read_screen, "load: the model (3 of 12 blobs)", waits)
+        await reads(pilot, "load: the model (3 of 12 blobs)", waits)
 
 
-async def test_many_shards_and_peers_are_counted_where_they_do_not_fit(make_feed: Any, read_screen: Read) -> None:
-    feed = make_feed(imagined_snapshot(num_peers=9, num_shards=64))
+async def test_many_shards_and_peers_are_counted_where_they_do_not_fit() -> None:
+    feed = FakeFeed(imagined_snapshot(num_peers=9, num_shards=64))
     app = SwarmApp([feed])
     async with app.run_test(size=SMALL) as pilot:
-        await reads(pilot, app, read_screen, "and 52 more shards", "and 4 more peers")
+        await reads(pilot, "   30 ······*···", "if I leave now: 7 shards uncovered", "and 6 more peers")
 
 
-async def test_co_owned_shard_shows_how_many_share_it(make_feed: Any, read_screen: Read) -> None:
+async def test_co_owned_shard_shows_how_many_share_it() -> None:
     snapshot = imagined_snapshot()
     shared = msgspec.structs.replace(snapshot.shards[1], owners=(imagined_peer(1), imagined_peer(2)))
-    feed = make_feed(msgspec.structs.replace(snapshot, shards=(snapshot.shards[0], shared)))
+    feed = FakeFeed(msgspec.structs.replace(snapshot, shards=(snapshot.shards[0], shared)))
     app = SwarmApp([feed])
     async with app.run_test(size=SMALL) as pilot:
-        await reads(pilot, app, read_screen, "1 BBBB0001+1")
+        await reads(pilot, "1 BBBB0001+1")
 
 
-async def test_log_lines_are_shown_once_after_a_break(make_feed: Any, read_screen: Read) -> None:
-    feed = make_feed(imagined_snapshot(), LogEvent(number=1, at_ms=61_000, level="warning", text="a word"))
+async def test_log_lines_are_shown_once_after_a_break() -> None:
+    feed = FakeFeed(imagined_snapshot(), LogEvent(number=1, at_ms=61_000, level="warning", text="a word"))
     app = SwarmApp([feed])
     async with app.run_test(size=WIDE) as pilot:
-        await reads(pilot, app, read_screen, "1 min 01 s  warning: a word")
+        await reads(pilot, "1 min 01 s  warning: a word")
         feed.reachable.clear()
         feed.end(None)
         await settle(pilot, lambda: app.problem == "the node has gone")
         feed.reachable.set()
         await settle(pilot, lambda: app.problem == "")
         feed.show(imagined_snapshot(number=8))
-        text = await reads(pilot, app, read_screen, "Round 8")
+        text = await reads(pilot, "Round 8")
     assert text.count("1 min 01 s  warning: a word") == 1
 
 
-async def test_silent_node_is_said_so_and_its_last_state_stays(feed: Any, read_screen: Read) -> None:
+async def test_silent_node_is_said_so_and_its_last_state_stays(feed: FakeFeed) -> None:
     now_s = 100.0
-    app = SwarmApp([feed], now_s=lambda: now_s)
+    app = SwarmApp([feed], now_s=lambda: now_s, wall_s=lambda: NOON_S)
     async with app.run_test(size=SMALL) as pilot:
         await shown(pilot, app)
         now_s += 12.9
-        await reads(pilot, app, read_screen, "no news from the node for 12 s", "Round 7")
+        await reads(pilot, f"no answer since {time.strftime('%H:%M:%S', time.localtime(NOON_S))} (12 s)", "Round 7")
 
 
-async def test_l_leaves_and_the_ui_stays_until_the_node_has_ended(feed: Any, read_screen: Read) -> None:
+async def test_l_leaves_and_the_ui_stays_until_the_node_has_ended(feed: FakeFeed) -> None:
     app = SwarmApp([feed])
     async with app.run_test(size=SMALL) as pilot:
         await shown(pilot, app)
+        await pilot.press("l")
+        await reads(pilot, "Leave the run properly?", "if I leave now: shards 0, 4 are uncovered")
         await pilot.press("l")
         await settle(pilot, lambda: feed.asked == ["leave"])
         assert app.is_running
@@ -193,7 +164,7 @@ async def test_l_leaves_and_the_ui_stays_until_the_node_has_ended(feed: Any, rea
     assert app.return_value == ""
 
 
-async def test_interrupt_leaves_once_and_ends_the_second_time(feed: Any) -> None:
+async def test_interrupt_leaves_once_and_ends_the_second_time(feed: FakeFeed) -> None:
     app = SwarmApp([feed])
     async with app.run_test(size=SMALL) as pilot:
         await shown(pilot, app)
@@ -205,8 +176,8 @@ async def test_interrupt_leaves_once_and_ends_the_second_time(feed: Any) -> None
     assert (feed.asked, app.return_value) == (["leave"], "stop")
 
 
-async def test_before_the_node_has_begun_there_is_nothing_to_leave_and_an_interrupt_ends(make_feed: Any) -> None:
-    feed = make_feed(LogEvent(number=1, at_ms=0, level="info", text="starting"))
+async def test_before_the_node_has_begun_there_is_nothing_to_leave_and_an_interrupt_ends() -> None:
+    feed = FakeFeed(LogEvent(number=1, at_ms=0, level="info", text="starting"))
     app = SwarmApp([feed])
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("l")
@@ -218,7 +189,7 @@ async def test_before_the_node_has_begun_there_is_nothing_to_leave_and_an_interr
 
 
 @pytest.mark.parametrize(("key", "asked", "value"), [("l", ["leave"], None), ("e", [], "stop"), ("escape", [], None)])
-async def test_quitting_asks_how(feed: Any, key: str, asked: list[str], value: str | None) -> None:
+async def test_quitting_asks_how(feed: FakeFeed, key: str, asked: list[str], value: str | None) -> None:
     app = SwarmApp([feed])
     async with app.run_test(size=SMALL) as pilot:
         await shown(pilot, app)
@@ -230,54 +201,52 @@ async def test_quitting_asks_how(feed: Any, key: str, asked: list[str], value: s
     assert app.return_value == value
 
 
-async def test_help_explains_and_closes(feed: Any, read_screen: Read) -> None:
+async def test_help_explains_and_closes(feed: FakeFeed) -> None:
     app = SwarmApp([feed])
     async with app.run_test(size=SMALL) as pilot:
         await shown(pilot, app)
         await pilot.press("question_mark")
         await settle(pilot, lambda: isinstance(app.screen, HelpScreen))
-        text = await reads(pilot, app, read_screen, "leave properly")
+        text = await reads(pilot, "leave properly")
         await pilot.press("escape")
         await settle(pilot, lambda: not isinstance(app.screen, HelpScreen))
     assert "show another peer" not in text
 
 
-async def test_number_keys_switch_between_the_demos_peers(make_feed: Any, read_screen: Read) -> None:
-    feeds = [make_feed(imagined_snapshot(number=number), name=f"peer {number}") for number in (1, 2, 3)]
-    app = SwarmApp(feeds, can_leave=False)
+async def test_n_and_b_switch_between_the_demos_peers() -> None:
+    feeds = [FakeFeed(imagined_snapshot(number=number), name=f"peer {number}") for number in (1, 2, 3)]
+    app = SwarmApp(feeds, role="demo")
 
     def round_is(number: int) -> Callable[[], bool]:
         return lambda: app.snapshot is not None and app.snapshot.round.number == number
 
     async with app.run_test(size=SMALL) as pilot:
         await settle(pilot, round_is(1))
-        await reads(pilot, app, read_screen, "peer 1: ")
-        await pilot.press("3")
-        await settle(pilot, round_is(3))
-        await reads(pilot, app, read_screen, "peer 3: ")
-        await pilot.press("9")
-        await pilot.pause()
-        assert round_is(3)()
+        await reads(pilot, "peer 1: ", "n next peer")
+        for key, number in (("n", 2), ("n", 3), ("n", 1), ("b", 3)):
+            await pilot.press(key)
+            await settle(pilot, round_is(number))
+            await reads(pilot, f"peer {number}: ")
 
 
-async def test_demo_has_nothing_to_leave(feed: Any, read_screen: Read) -> None:
-    app = SwarmApp([feed], can_leave=False)
+async def test_demo_has_nothing_to_leave(feed: FakeFeed) -> None:
+    app = SwarmApp([feed], role="demo")
     async with app.run_test(size=SMALL) as pilot:
         await shown(pilot, app)
-        assert "l leave" not in await reads(pilot, app, read_screen, "q quit")
+        assert "l leave" not in await reads(pilot, "q quit")
         await pilot.press("l", "q", "l")
         await settle(pilot, lambda: isinstance(app.screen, QuitScreen))
-        await reads(pilot, app, read_screen, "End the demo")
+        await reads(pilot, "End the demo")
         await pilot.press("e")
         await settle(pilot, lambda: app.return_value is not None)
     assert (feed.asked, app.return_value) == ([], "stop")
 
 
-async def test_lines_from_other_threads_are_shown_and_can_end_it(feed: Any, read_screen: Read) -> None:
-    app = SwarmApp([feed], can_leave=False)
+async def test_lines_from_other_threads_are_shown_and_can_end_it(feed: FakeFeed) -> None:
+    app = SwarmApp([feed], role="demo")
     app.tell("creating the run")
     async with app.run_test(size=SMALL) as pilot:
-        await settle(pilot, lambda: "creating the run" in read_screen(app))
+        await settle(pilot, lambda: "creating the run" in screen_text(app))
         app.end_from_thread()
         await settle(pilot, lambda: app.return_value is not None)
     assert app.return_value == ""
@@ -300,12 +269,10 @@ def troubled_snapshot(*, waiting: str = WAITING) -> NodeSnapshot:
 
 
 @pytest.mark.parametrize("size", [SMALL, WIDE])
-async def test_a_run_that_waits_on_purpose_says_so_and_why_and_nothing_of_it_is_cut_off(
-    make_feed: Any, read_screen: Read, size: tuple[int, int]
-) -> None:
-    app = SwarmApp([make_feed(troubled_snapshot(), name="peer 1")])
+async def test_a_run_that_waits_on_purpose_says_so_and_why_and_nothing_of_it_is_cut_off(size: tuple[int, int]) -> None:
+    app = SwarmApp([FakeFeed(troubled_snapshot(), name="peer 1")])
     async with app.run_test(size=size) as pilot:
-        text = await reads(pilot, app, read_screen, "Round 7 · waits on purpose", f"│ {WAITING}", "l leave")
+        text = await reads(pilot, "Round 7 · waits on purpose", f"│ {WAITING}", "l leave")
     below = " ".join(line.strip() for line in text.split("╯\n")[-1].split("\n"))
     for words in (
         "round 6 tentative, round 4 final",
@@ -315,25 +282,25 @@ async def test_a_run_that_waits_on_purpose_says_so_and_why_and_nothing_of_it_is_
         assert words in below, words
 
 
-async def test_a_round_on_tentative_ones_is_not_called_tentative_itself(make_feed: Any, read_screen: Read) -> None:
-    app = SwarmApp([make_feed(troubled_snapshot(waiting=""))])
+async def test_a_round_on_tentative_ones_is_not_called_tentative_itself() -> None:
+    app = SwarmApp([FakeFeed(troubled_snapshot(waiting=""))])
     async with app.run_test(size=SMALL) as pilot:
-        await reads(pilot, app, read_screen, "Round 7 · on tentative rounds", "Experts · 2 of 8 mine · tentative")
+        await reads(pilot, "Round 7 · on tentative rounds", "Experts · 2 of 8 mine · tentative")
 
 
-async def test_a_long_line_of_the_log_is_wrapped(make_feed: Any, read_screen: Read) -> None:
+async def test_a_long_line_of_the_log_is_wrapped() -> None:
     words = "26 documents, 93,240 bytes of text to train on; 2 left out because they are in the held-out set"
-    app = SwarmApp([make_feed(imagined_snapshot(), LogEvent(number=1, at_ms=7_000, level="info", text=words))])
+    app = SwarmApp([FakeFeed(imagined_snapshot(), LogEvent(number=1, at_ms=7_000, level="info", text=words))])
     async with app.run_test(size=SMALL) as pilot:
-        await settle(pilot, lambda: "7 s" in read_screen(app))
-        text = read_screen(app)
+        await settle(pilot, lambda: "7 s" in screen_text(app))
+        text = screen_text(app)
     assert " ".join(text.replace("│", " ").split()).count(words) == 1
 
 
-async def test_figures_that_do_not_fit_are_left_away_whole(make_feed: Any, read_screen: Read) -> None:
+async def test_figures_that_do_not_fit_are_left_away_whole() -> None:
     snapshot = imagined_snapshot()
     updates = (UpdateView(round=126, verdict="accepted", tokens=1),)
     learning = msgspec.structs.replace(snapshot.learning, updates=updates)
-    app = SwarmApp([make_feed(msgspec.structs.replace(snapshot, learning=learning))])
+    app = SwarmApp([FakeFeed(msgspec.structs.replace(snapshot, learning=learning))])
     async with app.run_test(size=SMALL) as pilot:
-        await reads(pilot, app, read_screen, "│ 3.200 nats/byte · r126 accepted      │", "│ 12,346 tok/s · ")
+        await reads(pilot, "│ 3.200 nats/byte · r126 accepted      │", "│ 12,346 tok/s · ")

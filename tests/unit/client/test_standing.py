@@ -45,9 +45,9 @@ def test_a_run_that_waits_says_for_whom_and_what_recovers_it() -> None:
 
 
 def test_the_status_line_of_the_terminal_says_the_same() -> None:
-    text = status_text(snapshot_with(final_round=4, waiting=WAITING, epoch=1), "", 0)
+    text = status_text(snapshot_with(final_round=4, waiting=WAITING, epoch=1), "", 0, 0.0)
     assert f"round 6 tentative, round 4 final · waiting: on purpose: {WAITING} · epoch: 1, made by a recovery" in text
-    assert "round 6 certified" in status_text(imagined_snapshot(), "", 0)
+    assert "round 6 certified" in status_text(imagined_snapshot(), "", 0, 0.0)
 
 
 async def test_plain_lines_name_tentative_rounds_and_a_branch_that_was_left_is_no_news() -> None:
@@ -133,4 +133,4 @@ def test_a_node_that_is_starting_names_no_round() -> None:
     view = msgspec.structs.replace(snapshot.round, number=0, phase="load", phases=(), leader="")
     starting = msgspec.structs.replace(snapshot, round=view, certified_round=0, voter=False, member=False)
     assert "certified  not known yet: the node is starting" in list(status_lines(starting))
-    assert "round 0" not in status_text(starting, "", 0)
+    assert "round 0" not in status_text(starting, "", 0, 0.0)

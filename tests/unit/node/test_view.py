@@ -7,6 +7,7 @@ from pathlib import Path
 
 from spes_p2p.crypto import peer_text
 from spes_p2p.ids import PeerId
+from spes_p2p.node.machine import MachineWatch
 from spes_p2p.node.snapshot import NodeSnapshot
 from spes_p2p.node.view import Rates, TrainerWatch, View
 from spes_p2p.node.worker import Restarting
@@ -27,6 +28,12 @@ class Lines:
     def is_connected(self, peer: PeerId) -> bool:
         return False
 
+    def latency_ms(self, peer: PeerId) -> float | None:
+        return 12.5
+
+    def route(self, peer: PeerId) -> str:
+        return "tcp"
+
 
 def progress(global_step: int, loss: float = 2.0) -> Progress:
     return Progress(
@@ -40,7 +47,7 @@ def view_of(swarm: NodeSwarm, name: str) -> View:
         run_name="tiny",
         run_id="ab",
         peer=swarm.identity(name).peer_id,
-        device="cpu",
+        machine=MachineWatch(("cpu",)),
         began_s=time.monotonic(),
         transport=Lines(),
         addresses=("/ip4/127.0.0.1/tcp/1",),

@@ -1,0 +1,56 @@
+"""What a person asked for and is not done: a pause, a leave, and when it is safe to close."""
+
+from __future__ import annotations
+
+from textual.content import Content
+
+from spes_p2p.client.output import duration_text
+from spes_p2p.client.ui.panel import Panel
+from spes_p2p.node.snapshot import LeaveView, NodeSnapshot, PauseView
+
+USERS_PAUSE = "pause"
+"""The reason that `spes-p2p pause` and the key give, as the node names it."""
+YOURS = "you paused it"
+
+
+class Notice(Panel):
+    """Nothing while the node simply works; else one to three lines above the status."""
+
+    def watch_snapshot(self, snapshot: NodeSnapshot | None) -> None:
+        """Takes no room without something to say."""
+        self.display = snapshot is not None and bool(notice_texts(snapshot))
+
+    def draw(self, snapshot: NodeSnapshot, width: int, height: int) -> list[Content]:
+        """One text, which is wrapped; the style bounds its lines."""
+        return [Content.styled(text, "bold $text-warning") for text in notice_texts(snapshot)]
+
+
+def notice_texts(snapshot: NodeSnapshot) -> list[str]:
+    """One text for a leave, else one for a pause: nobody who leaves resumes."""
+    if snapshot.leaving:
+        return [leave_text(snapshot.leave, snapshot.round.waiting_for)]
+    return [pause_text(snapshot.pause)] if snapshot.paused else []
+
+
+def leave_text(leave: LeaveView | None, waiting_for: str) -> str:
+    """What remains of a leave, and when it is safe to close."""
+    if leave is None:
+        return f"leaving: waits for {waiting_for}" if waiting_for else "leaving"
+    if leave.safe_to_close:
+        return "leaving: safe to close now"
+    when = "not safe to close yet"
+    if leave.safe_in_ms is not None:
+        when = f"safe to close in about {duration_text(leave.safe_in_ms)}"
+    remaining = ", then ".join(step.text for step in leave.steps)
+    return f"leaving: {when}" + (f"; remaining: {remaining}" if remaining else "")
+
+
+def pause_text(pause: PauseView | None) -> str:
+    """Why training is held, for how long by now, and what a longer pause costs."""
+    if pause is None:
+        return "paused: this node trains nothing until `p` resumes it"
+    text = f"paused for {duration_text(pause.since_ms)}"
+    why = ", ".join(YOURS if reason == USERS_PAUSE else reason for reason in pause.reasons)
+    if why:
+        text += f" ({why})"
+    return f"{text}: {pause.reason}" if pause.reason else text
