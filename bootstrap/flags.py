@@ -77,12 +77,12 @@ def cache_bytes(text: str | None) -> int:
 
 def log_lines(path: Path | None, size: str | None, keep: int) -> LogFile | None:
     """Of `--log-file`, `--log-size`, `--log-keep`. Raises UsageError."""
-    if path is None:
-        if size is not None:
-            raise UsageError("--log-size is the size of --log-file, which is not given")
-        return None
     if not 1 <= keep <= 1000:
         raise UsageError(f"--log-keep {keep}: must be 1 to 1000")
+    if path is None:
+        if size is not None or keep != DEFAULT_LOG_KEEP:
+            raise UsageError("--log-size and --log-keep are those of --log-file, which is not given")
+        return None
     least = 10_000
     found = size_of("--log-size", size, DEFAULT_SIZE_BYTES)
     if found < least:

@@ -44,6 +44,11 @@ class Leaf:
         return frozenset(text for text in texts if text.startswith("--")) - HELP_FLAGS
 
     @property
+    def passes_on(self) -> bool:
+        """Whether it takes the options of other commands too, such as a service those of what it runs."""
+        return bool(self.command.context_settings.get("ignore_unknown_options"))
+
+    @property
     def examples(self) -> list[list[str]]:
         """The words of every example of its help, the program's name first."""
         text = re.sub(r"\s*\n\s*", " ", self.help.replace("\n\n", "\0")).replace("\0", "\n")
