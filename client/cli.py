@@ -20,6 +20,7 @@ from spes_p2p.client.commands import (
     join,
     leave,
     ledger,
+    limits,
     recover,
     simulate,
     status,
@@ -46,6 +47,7 @@ app.command("bootstrap")(bootstrap.bootstrap)
 app.command("join")(join.join)
 app.command("status")(status.status)
 app.command("leave")(leave.leave)
+app.command("limits")(limits.limits)
 app.command("simulate")(simulate.simulate)
 run_app.command("create")(create.create)
 run_app.command("admit")(admit.admit)

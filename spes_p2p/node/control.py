@@ -5,6 +5,7 @@
     POST /leave                   leave properly
     POST /recover                 begin a new epoch by the run's recovery key; refused by a line in the log
     POST /stop                    end now, without a leave
+    GET, POST /limits             see budgets/api.py
 
 Every request carries the token of `control.json`, a file in the data folder that only its owner can read and that is
 there while the node runs. Requests under another host name than loopback's are refused, so that a page in a browser
@@ -33,6 +34,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spes_p2p.errors import LocalStateError, MachineError
+from spes_p2p.node.budgets.api import LimitsHandle, limits_routes
 from spes_p2p.node.control_client import ControlAddress
 from spes_p2p.node.files import CONTROL_FILE
 from spes_p2p.node.snapshot import LogEvent, NodeSnapshot
@@ -47,7 +49,7 @@ CLOSE_S = 2
 """Open requests get this long when the node ends."""
 
 
-class NodeHandle(Protocol):
+class NodeHandle(LimitsHandle, Protocol):
     """What the local API and the commands may do with the running node."""
 
     def snapshot(self) -> NodeSnapshot:
@@ -135,6 +137,7 @@ def _application(handle: NodeHandle, address: ControlAddress, closing: asyncio.E
             Route("/leave", leave, methods=["POST"]),
             Route("/recover", recover, methods=["POST"]),
             Route("/stop", stop, methods=["POST"]),
+            *limits_routes(handle),
         ],
         middleware=[Middleware(_Guard, address=address)],
     )

@@ -136,6 +136,33 @@ class RecoveryView(msgspec.Struct, frozen=True, kw_only=True):
     """Until it happens by itself; None: only if the operator says so."""
 
 
+class LimitView(msgspec.Struct, frozen=True, kw_only=True):
+    """One limit that this machine's owner set, and what is used of it now."""
+
+    name: str
+    """`upload`, `download`, `monthly`, `hours`, `idle_only`, `pause_on_battery`, `gpu_share` or `gpu_power`."""
+    limit: str
+    """Such as `1 MB/s`."""
+    used: str
+    """Such as `0.93 MB/s`."""
+    share: float | None = None
+    """Used of the limit, where that is a number."""
+    holds: str = ""
+    """What it holds now, and until when; empty: nothing."""
+
+
+class LimitsView(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits that are set."""
+
+    limits: tuple[LimitView, ...] = ()
+    holds: tuple[str, ...] = ()
+    """Why limits hold training now, in words; empty: they do not."""
+    no_blobs: str = ""
+    """Why this node neither serves nor fetches blobs; empty: it does."""
+    note: str = ""
+    """How the rates and the run go together, such as that fewer shards are offered; empty: nothing to say."""
+
+
 class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One look at a node."""
 
@@ -167,6 +194,7 @@ class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     network: NetworkView
     machine: MachineView
     counters: Counters
+    limits: LimitsView = LimitsView()
 
 
 class LogEvent(msgspec.Struct, frozen=True, kw_only=True):

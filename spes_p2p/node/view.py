@@ -21,6 +21,7 @@ from spes_p2p.node.snapshot import (
     PHASES,
     Counters,
     LearningView,
+    LimitsView,
     MachineView,
     NetworkView,
     NodeSnapshot,
@@ -118,6 +119,7 @@ class View:
     sync: StateSync | None = None
     worker: Worker | None = None
     holds_recovery_key: bool = False
+    limits: Callable[[], LimitsView] = LimitsView
     waiting_for: str = ""
     """Before the machine runs: what the start waits for."""
     rates: Rates = field(default_factory=Rates)
@@ -152,6 +154,7 @@ class View:
                 device=self.device, memory_bytes=self._memory_bytes(), trainer_restarts=self.watch.restarts
             ),
             counters=self._counters(),
+            limits=self.limits(),
         )
 
     def _round(self, progress: Progress | None, sync: StateSync | None) -> RoundView:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
+from spes_p2p.config import Limits
+from spes_p2p.node.budgets.limits import OFF, changed
 from spes_p2p.node.snapshot import (
     PHASES,
     Counters,
     LearningView,
+    LimitsView,
+    LimitView,
     LogEvent,
     MachineView,
     NetworkView,
@@ -157,6 +161,16 @@ class FakeHandle:
         plan, epoch = self._snapshot.recovery, self._snapshot.epoch
         if plan is not None:
             self._snapshot = msgspec.structs.replace(self._snapshot, epoch=epoch + 1, recovery=None)
+
+    async def change_limits(self, changes: Mapping[str, str]) -> LimitsView:
+        """Checked, and shown in the snapshot as they were written; None is used."""
+        changed(Limits(), changes)
+        kept = {view.name: view for view in self._snapshot.limits.limits} | {
+            name: LimitView(name=name, limit=text, used="nothing") for name, text in changes.items()
+        }
+        limits = LimitsView(limits=tuple(view for view in kept.values() if view.limit != OFF))
+        self._snapshot = msgspec.structs.replace(self._snapshot, limits=limits)
+        return limits
 
     def request_stop(self) -> None:
         """Remembered in `asked`."""
