@@ -63,6 +63,7 @@ def test_the_commands_are_there() -> None:
             "leave",
             "ledger show",
             "ledger verify",
+            "limits",
             "run admit",
             "run create",
             "run recover",

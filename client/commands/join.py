@@ -102,7 +102,14 @@ def join(
         gpu_power=gpu_power,
         rounds=rounds,
     )
-    choices = _checked_addresses(choose(flags))
+    if tied:
+        tie_to_parent()
+    return _join(link, choose(flags), headless=headless, log_json=log_json)
+
+
+def _join(link: str | None, chosen: Choices, *, headless: bool, log_json: bool) -> int:
+    """The same with the choices of all places."""
+    choices = _checked_addresses(chosen)
     invite = parse_link(link) if link is not None else find_link(choices)
     if choices.bootstrap:
         # an address given by hand is tried first: it is the newest news
@@ -119,8 +126,6 @@ def join(
         )
     if devices == (CPU,) and choices.gpu is None:
         complain("no usable GPU: training on the CPU (--gpu none says so without asking)")
-    if tied:
-        tie_to_parent()
     if headless or log_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return _run_headless(config, invite, as_json=log_json)
     return _run_with_ui(config, invite)

@@ -28,6 +28,7 @@ NUM_TRIES = 3
         (["join", "--help"], 0),
         (["status"], 3),
         (["leave"], 3),
+        (["limits", "--upload", "1MB/s"], 3),
         (["run", "recover"], 3),
         (["identity", "show"], 0),
         (["ledger", "show"], 2),
