@@ -24,6 +24,7 @@ from spes_p2p.client.commands import (
     leaderboard,
     leave,
     ledger,
+    limits,
     pause,
     recover,
     service,
@@ -58,6 +59,7 @@ app.command("attach")(attach.attach)
 app.command("pause")(pause.pause)
 app.command("resume")(pause.resume)
 app.command("leave")(leave.leave)
+app.command("limits")(limits.limits)
 app.command("simulate")(simulate.simulate)
 run_app.command("create")(create.create)
 run_app.command("admit")(admit.admit)

@@ -14,6 +14,10 @@
     --moments       SPES_MOMENTS        moments
     --memory        SPES_MEMORY         memory
     --compile       SPES_COMPILE        compile
+    --upload        SPES_UPLOAD         upload          and the other limits alike: download, monthly, hours, gpu_share,
+                                                        gpu_power, idle_only, pause_on_battery
+
+Limits are remembered in the data folder: what no place names stays as it was there, and `off` takes a limit away.
 
 The file is `config.toml` in the user's configuration folder, or the one that SPES_CONFIG names. A list from a higher
 place replaces the whole list of a lower one.
@@ -26,15 +30,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ByteSize, Field, PositiveInt, ValidationError
+from pydantic import (
+    AfterValidator,
+    ByteSize,
+    Field,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from spes_p2p.client import folders
 from spes_p2p.client.gpu import CPU
 from spes_p2p.config import Frozen, FrozenFormat, MomentsFormat, NodeConfig, first_problem
 from spes_p2p.errors import ConfigError, DataError
+from spes_p2p.node.budgets.limits import OFF, PARSERS, changed
+from spes_p2p.node.budgets.store import read_limits
 from spes_p2p.training.documents import find_files
 
 PREFIX = "SPES_"
+TEXTS = ("upload", "download", "monthly", "hours", "gpu_share", "gpu_power")
+"""Limits that are texts; the others are flags."""
 _MANY_WORDS = frozenset({"listen", "announce", "bootstrap"})
 _SHOWN_CHARACTERS = 80
 _LEAST_MEMORY = 1 << 28
@@ -83,8 +99,32 @@ class Choices(Frozen):
     moments: MomentsFormat | None = None
     memory: Annotated[ByteSize, AfterValidator(_sensible)] | None = None
     compile: bool | None = None
+    upload: str | None = None
+    download: str | None = None
+    monthly: str | None = None
+    hours: str | None = None
+    gpu_share: str | None = None
+    gpu_power: str | None = None
+    idle_only: bool | None = None
+    pause_on_battery: bool | None = None
     rounds: int | None = Field(default=None, ge=1)
     """Only a flag: it means one start, not a habit."""
+
+    @field_validator(*TEXTS)
+    @classmethod
+    def _is_a_limit(cls, text: str | None, info: ValidationInfo) -> str | None:
+        if text is not None and text != OFF and info.field_name is not None:
+            PARSERS[info.field_name](text)
+        return text
+
+    def limit_changes(self) -> dict[str, str]:
+        """The limits that are named, as people write them."""
+        texts = {name: getattr(self, name) for name in PARSERS}
+        return {
+            name: value if isinstance(value, str) else "yes" if value else "no"
+            for name, value in texts.items()
+            if value is not None
+        }
 
 
 def from_flags(**flags: Any) -> Choices:
@@ -128,12 +168,17 @@ def choose(flags: Choices, environment: Mapping[str, str] | None = None) -> Choi
 
 
 def node_config(choices: Choices, *, data_dir: Path, devices: tuple[str, ...], invite_seed: bytes | None) -> NodeConfig:
-    """The frozen configuration of one node. Raises ConfigError, and DataError for text that is not there."""
-    given = choices.model_dump(exclude_none=True, exclude={"data_dir", "run", "gpu", "rounds", "data", "memory"})
+    """The frozen configuration of one node. Raises ConfigError, DataError for text that is not there, LocalStateError
+    for limits on disk that are damaged."""
+    given = choices.model_dump(
+        exclude_none=True, exclude={"data_dir", "run", "gpu", "rounds", "data", "memory", *PARSERS}
+    )
     if choices.rounds is not None:
         given["stop_after_round"] = choices.rounds
     if choices.memory is not None:
         given["memory_bytes"] = int(choices.memory)
+    if changes := choices.limit_changes():
+        given["limits"] = changed(read_limits(data_dir), changes)
     if choices.compile and devices[0] == CPU:
         raise ConfigError("--compile needs a GPU: on a CPU compiling takes longer than it can save")
     if choices.compile and len(devices) > 1:

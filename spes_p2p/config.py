@@ -309,6 +309,24 @@ class RunConfig(Frozen):
         return config
 
 
+class Limits(Frozen):
+    """What this machine's owner lets a node take; None or False: no such limit (node/budgets, docs/volunteer.md)."""
+
+    upload: PositiveInt | None = None
+    """Bytes per second."""
+    download: PositiveInt | None = None
+    monthly: PositiveInt | None = None
+    """Bytes a calendar month, both directions together."""
+    hours: str | None = None
+    """Such as `22:00-07:00`, local time."""
+    gpu_share: float | None = Field(default=None, gt=0, le=1)
+    """Of the trainer's time, on whatever device."""
+    gpu_power: PositiveInt | None = None
+    """Watts, of each GPU."""
+    idle_only: bool = False
+    pause_on_battery: bool = False
+
+
 class NodeConfig(Frozen):
     """How one machine takes part in one run."""
 
@@ -335,6 +353,8 @@ class NodeConfig(Frozen):
     """Most memory for training: of the GPU, or of the trainer process on a CPU. Default: what there is."""
     compile: bool = False
     """Compile the attention layers with torch.compile. GPUs only."""
+    limits: Limits | None = None
+    """None: those that the data folder remembers."""
     stop_after_round: int | None = None
     """Take part until this round is certified, then only serve until told to end."""
 

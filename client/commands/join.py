@@ -8,6 +8,16 @@ import typer
 
 from spes_p2p.bootstrap.flags import DEFAULT_LOG_KEEP, LogFilePath, LogKeep, LogSize, log_lines
 from spes_p2p.client import folders, launch
+from spes_p2p.client.commands.limit_options import (
+    Download,
+    GpuPower,
+    GpuShare,
+    HoursOfDay,
+    IdleOnly,
+    Monthly,
+    PauseOnBattery,
+    Upload,
+)
 from spes_p2p.client.commands.options import Announce, Bootstrap, Data, DataDir, Listen, LogJson, Run, Tied
 from spes_p2p.client.gpu import CPU, choose_devices
 from spes_p2p.client.links import checked_addresses, find_invite
@@ -44,6 +54,14 @@ def join(
     compile_: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="Compile the attention layers (GPU only).")
     ] = None,
+    upload: Upload = None,
+    download: Download = None,
+    monthly: Monthly = None,
+    hours: HoursOfDay = None,
+    idle_only: IdleOnly = None,
+    pause_on_battery: PauseOnBattery = None,
+    gpu_share: GpuShare = None,
+    gpu_power: GpuPower = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="Train until this round is certified, then only serve.")
     ] = None,
@@ -80,6 +98,14 @@ def join(
         moments=moments,
         memory=memory,
         compile=compile_,
+        upload=upload,
+        download=download,
+        monthly=monthly,
+        hours=hours,
+        idle_only=idle_only,
+        pause_on_battery=pause_on_battery,
+        gpu_share=gpu_share,
+        gpu_power=gpu_power,
         rounds=rounds,
     )
     lines_to = log_lines(log_file, log_size, log_keep)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from spes_p2p.client import folders
+from spes_p2p.client.commands.limits import limit_lines
 from spes_p2p.client.commands.options import DataDir, Json, Run
 from spes_p2p.client.output import bytes_text, duration_text, say, short_peer
 from spes_p2p.client.settings import choose, from_flags
@@ -58,6 +59,7 @@ def status_lines(snapshot: NodeSnapshot) -> Iterator[str]:
     connected = sum(1 for peer in network.peers if peer.connected and not peer.me)
     yield f"peers      {len(network.peers)} members, {connected} connected"
     yield f"traffic    {bytes_text(network.bytes_sent)} sent, {bytes_text(network.bytes_received)} received"
+    yield from limit_lines(snapshot.limits)
     yield f"machine    {snapshot.machine.device}, {bytes_text(snapshot.machine.memory_bytes)} in use"
 
 

@@ -18,6 +18,8 @@ from spes_p2p.errors import IdentityError, RemoteProtocolError, TransportError
 from spes_p2p.ids import PeerId
 from spes_p2p.network.scores import Traffic
 from spes_p2p.network.wire import (
+    FRAME_HEAD_BYTES,
+    HEAD_BYTES,
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
     Hello,
@@ -89,6 +91,9 @@ class Channel:
     async def send(self, data: bytes) -> None:
         """Deliver one message. Raises BrokenChannelError, or TransportError if the other side refuses it."""
         async with self._places:
+            if not self.is_open:
+                raise BrokenChannelError(f"the channel to {peer_text(self.peer)} has ended")
+            await self._traffic.up.message(FRAME_HEAD_BYTES + HEAD_BYTES + len(data))
             if not self.is_open:
                 raise BrokenChannelError(f"the channel to {peer_text(self.peer)} has ended")
             number = self._next_number

@@ -21,7 +21,14 @@ from spes_p2p.network.channel import Stream
 from spes_p2p.network.guards import StreamLimit
 from spes_p2p.network.quotas import Quotas
 from spes_p2p.network.scores import Offences, Traffic
-from spes_p2p.network.wire import MAX_ANSWER_BYTES, MAX_ANSWER_FRAMES, MAX_QUESTION_BYTES, read_frame, write_frame
+from spes_p2p.network.wire import (
+    FRAME_HEAD_BYTES,
+    MAX_ANSWER_BYTES,
+    MAX_ANSWER_FRAMES,
+    MAX_QUESTION_BYTES,
+    read_frame,
+    write_frame,
+)
 from spes_p2p.ports import QuestionHandler
 
 MAX_STREAMS = 16
@@ -107,6 +114,7 @@ class QuestionService:
     ) -> None:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             for frame in (msgspec.msgpack.encode(head), *frames):
+                await self._traffic.up.message(FRAME_HEAD_BYTES + len(frame))
                 write_frame(writer, frame)
                 await writer.drain()
             await reader.read(1)  # until the other side, having read the answer, closes
@@ -159,4 +167,5 @@ async def _read_answer(peer: PeerId, reader: asyncio.StreamReader, traffic: Traf
         frames.append(await read_frame(reader, left, peer))
         left -= len(frames[-1])
         traffic.bytes_received += len(frames[-1])
+        traffic.down.charge(FRAME_HEAD_BYTES + len(frames[-1]))
     return tuple(frames)

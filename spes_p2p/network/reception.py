@@ -25,6 +25,7 @@ from spes_p2p.network.hints import MAX_ADDRESSES, SESSION_BYTES
 from spes_p2p.network.quotas import Quotas
 from spes_p2p.network.scores import Offences, Traffic
 from spes_p2p.network.wire import (
+    FRAME_HEAD_BYTES,
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
     MAX_REASON_BYTES,
@@ -155,6 +156,7 @@ class Reception:
     async def _listen(self, visitor: Visitor, reader: asyncio.StreamReader) -> None:
         while not self._offences.is_shunned(visitor.peer):
             frame = await read_frame(reader, MAX_FRAME_BYTES, visitor.peer)
+            self._traffic.down.charge(FRAME_HEAD_BYTES + len(frame))
             kind, number, payload = parse_channel_frame(frame, visitor.peer)
             if kind is Kind.PONG:
                 visitor.pong.set()

@@ -1,4 +1,4 @@
-"""What peers did wrong lately: the basis for not listening to some and for asking others first."""
+"""What peers did wrong lately: the basis for not listening to some and for asking others first. And the traffic."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from spes_p2p.crypto import peer_text
 from spes_p2p.ids import PeerId
+from spes_p2p.network.pacing import Gate
 
 MAX_OFFENCES = 20
 WINDOW_S = 60.0
@@ -47,8 +48,12 @@ class Offences:
 
 
 class Traffic:
-    """Payload bytes of messages and blobs since the start."""
+    """Payload bytes of messages and blobs since the start, and the gates that they pass."""
 
     def __init__(self) -> None:
         self.bytes_sent = 0
         self.bytes_received = 0
+        self.up = Gate()
+        self.down = Gate()
+        self.no_blobs = ""
+        """Why this node neither serves nor fetches blobs; empty: it does."""

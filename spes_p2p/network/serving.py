@@ -1,4 +1,8 @@
-"""Blobs for others: ranges of chunks, streamed, with a bound on how many streams are served at once."""
+"""Blobs for others: ranges of chunks, streamed, with a bound on how many streams are served at once.
+
+Where the upload rate is limited (pacing.py), chunks leave in slices, and fewer streams are served at once: a few peers
+get a blob soon and can pass it on, while many slow streams would all be below the rate that a source must keep.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from spes_p2p.ids import Digest, PeerId
 from spes_p2p.network.guards import StreamLimit
 from spes_p2p.network.quotas import Quotas
 from spes_p2p.network.scores import Traffic
-from spes_p2p.network.wire import BlobAnswer, BlobRequest, read_frame, write_frame
+from spes_p2p.network.wire import FRAME_HEAD_BYTES, BlobAnswer, BlobRequest, read_frame, write_frame
 from spes_p2p.ports import BlobStore
 
 MAX_STREAMS = 64
@@ -35,11 +39,13 @@ class BlobService:
         self._traffic = traffic
         self._quotas = quotas or Quotas(None, time.monotonic)
         self._limit = StreamLimit(MAX_STREAMS_PER_PEER)
+        self.max_streams = MAX_STREAMS
+        """More are told that this node is busy."""
         self._num_streams = 0
 
     async def serve(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer a peer's requests until it closes the stream or falls silent."""
-        if self._num_streams >= MAX_STREAMS:
+        if self._num_streams >= self.max_streams:
             await self._answer(peer, reader, writer, BlobAnswer(0, "busy"))
             return
         self._num_streams += 1
@@ -58,6 +64,8 @@ class BlobService:
             return
         blob = Digest(request.blob)
         try:
+            if self._traffic.no_blobs:
+                raise BlobError(self._traffic.no_blobs)
             size_bytes = await asyncio.to_thread(self._blobs.size_bytes, blob)
             chunks = await asyncio.to_thread(self._blobs.chunks, blob) if request.count == 0 else ()
         except BlobError:
@@ -73,9 +81,23 @@ class BlobService:
         for index in range(request.first, request.first + request.count):
             stop = min((index + 1) * CHUNK_BYTES, size_bytes)
             chunk = await asyncio.to_thread(self._read, blob, index * CHUNK_BYTES, stop)
-            await _write(writer, chunk)
+            await self._write_chunk(writer, chunk)
             self._traffic.bytes_sent += len(chunk)
             self._quotas.charge(peer, len(chunk))
+            if self._traffic.no_blobs:
+                raise EOFError  # in the middle of a range: the receiver goes to another source
+
+    async def _write_chunk(self, writer: asyncio.StreamWriter, chunk: bytes) -> None:
+        """One frame, in slices that pass the gate one after the other."""
+        up, rest = self._traffic.up, memoryview(chunk)
+        writer.write(len(chunk).to_bytes(FRAME_HEAD_BYTES, "big"))
+        while rest:
+            size = up.slice_bytes(len(rest))
+            await up.blob(size)
+            writer.write(rest[:size])
+            rest = rest[size:]
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await writer.drain()
 
     def _read(self, blob: Digest, start: int, stop: int) -> bytes:
         """In a thread: the disk may be slow, and the copy lets the memory map go."""

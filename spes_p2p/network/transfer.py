@@ -4,6 +4,9 @@ Sources are drawn from in an order that differs from peer to peer, so that not e
 offences come last. A source that breaks off, serves wrong bytes or is slower than the minimum rate is left, and the
 ranges it did not deliver go to another one. Slow and busy ones get a second chance, with more patience, when all
 others have failed.
+
+Where the download rate is limited (pacing.py), chunks are read in slices that pass its gate, and a source is judged by
+the time that reading took, without the waits at the gate.
 """
 
 from __future__ import annotations
@@ -23,11 +26,21 @@ from spes_p2p.errors import BlobError, RemoteProtocolError, TransportError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.network.assembly import Assembly, TooLargeError
 from spes_p2p.network.channel import Stream
+from spes_p2p.network.pacing import Gate, Places
 from spes_p2p.network.scores import Offences, Traffic
-from spes_p2p.network.wire import MAX_FRAME_BYTES, BlobAnswer, BlobRequest, read_frame, write_frame
+from spes_p2p.network.wire import (
+    FRAME_HEAD_BYTES,
+    MAX_FRAME_BYTES,
+    BlobAnswer,
+    BlobRequest,
+    read_frame,
+    write_frame,
+)
 from spes_p2p.ports import BlobStore
 
 MAX_SOURCES_AT_ONCE = 3
+MAX_DRAWS = 256
+"""At once, over all blobs; fewer where the download rate is limited."""
 MAX_TRANSFERS_PER_SOURCE = 2
 """At once, so that a slow one blocks no other."""
 ANSWER_TIMEOUT_S = 15.0
@@ -74,6 +87,8 @@ class Fetcher:
         self._offences = offences
         self._traffic = traffic
         self.min_rate_bytes_per_s = min_rate_bytes_per_s
+        self.draws = Places(MAX_DRAWS)
+        """How many sources are drawn from at once, over all blobs."""
         self._places: dict[PeerId, asyncio.Semaphore] = {}
         self._under_way: dict[Digest, tuple[asyncio.Lock, int]] = {}
 
@@ -86,6 +101,8 @@ class Fetcher:
         self._under_way[blob] = lock, num_fetches + 1
         try:
             async with lock:
+                if self._traffic.no_blobs and not await asyncio.to_thread(self._blobs.has, blob):
+                    raise BlobError(f"blob {blob.hex()} is not fetched: {self._traffic.no_blobs}")
                 if not await asyncio.to_thread(self._blobs.has, blob):
                     await self._fetch(Assembly(self._blobs, blob, max_bytes), sources)
         finally:
@@ -132,11 +149,11 @@ class Fetcher:
         """Take what one source gives, and note why it gave no more."""
         places = self._places.setdefault(source, asyncio.Semaphore(MAX_TRANSFERS_PER_SOURCE))
         try:
-            async with places:
+            async with places, self.draws:
                 reader, writer = await self._open_stream(source)
                 with contextlib.closing(writer):
                     min_rate = self.min_rate_bytes_per_s * (PATIENCE_RATE if patient else 1)
-                    drawing = _Drawing(source, reader, writer, min_rate)
+                    drawing = _Drawing(source, reader, writer, min_rate, self._traffic.down)
                     await self._plan(hunt.assembly, drawing, patient=patient)
                     while (taken := await hunt.assembly.take()) is not None:
                         await self._draw_range(hunt.assembly, drawing, *taken)
@@ -163,6 +180,7 @@ class Fetcher:
             await asyncio.sleep(BUSY_PAUSE_S)
         _check_answer(answer)
         listed = await drawing.read(MAX_FRAME_BYTES, timeout_s)
+        self._traffic.down.charge(FRAME_HEAD_BYTES + len(listed))
         if len(listed) % DIGEST_BYTES:
             raise BlobError("sent a malformed chunk list")
         chunks = tuple(Digest(listed[at : at + DIGEST_BYTES]) for at in range(0, len(listed), DIGEST_BYTES))
@@ -173,6 +191,8 @@ class Fetcher:
         try:
             _check_answer(await drawing.ask(BlobRequest(assembly.blob, start, stop - start), ANSWER_TIMEOUT_S))
             while at < stop:
+                if self._traffic.no_blobs:
+                    raise TransportError(self._traffic.no_blobs)
                 chunk = await drawing.read_chunk()
                 self._traffic.bytes_received += len(chunk)
                 await assembly.write(at, chunk)
@@ -185,12 +205,13 @@ class _Drawing:
     """An open blob stream to one source, and how fast it has been."""
 
     def __init__(
-        self, source: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, min_rate: float
+        self, source: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, min_rate: float, gate: Gate
     ) -> None:
         self._source = source
         self._reader = reader
         self._writer = writer
         self._min_rate = min_rate
+        self._gate = gate
         self._read_s = 0.0
         self._num_bytes = 0
 
@@ -214,15 +235,37 @@ class _Drawing:
 
     async def read_chunk(self) -> bytes:
         """The next chunk. Raises SlowSourceError if the source falls below the minimum rate."""
-        clock = asyncio.get_running_loop().time
-        began_s = clock()
-        chunk = await self.read(CHUNK_BYTES, RATE_GRACE_S + CHUNK_BYTES / self._min_rate)
-        self._read_s += clock() - began_s
+        patience_s = RATE_GRACE_S + CHUNK_BYTES / self._min_rate
+        until_s = self._read_s + patience_s
+        try:
+            size = int.from_bytes(await self._read_timed(FRAME_HEAD_BYTES, until_s), "big")
+            if size > CHUNK_BYTES:
+                raise RemoteProtocolError(self._source, f"frame of {size} bytes, at most {CHUNK_BYTES} are allowed")
+            slices: list[bytes] = []
+            while size:
+                slice_bytes = self._gate.slice_bytes(size)
+                await self._gate.blob(slice_bytes)
+                slices.append(await self._read_timed(slice_bytes, until_s))
+                size -= slice_bytes
+        except TimeoutError as error:
+            words = f"slower than the minimum rate: nothing whole within {patience_s:.0f} s"
+            raise SlowSourceError(words) from error
+        chunk = slices[0] if len(slices) == 1 else b"".join(slices)
         self._num_bytes += len(chunk)
         if self._read_s > RATE_GRACE_S and self._num_bytes < self._min_rate * self._read_s:
             rate = self._num_bytes / self._read_s / 1000
             raise SlowSourceError(f"slower than the minimum rate: {rate:.0f} of {self._min_rate / 1000:.0f} KB/s")
         return chunk
+
+    async def _read_timed(self, num_bytes: int, until_s: float) -> bytes:
+        """So many bytes, on the clock of reading. Raises TimeoutError when that reaches `until_s`."""
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        try:
+            async with asyncio.timeout(max(0.0, until_s - self._read_s)):
+                return await self._reader.readexactly(num_bytes)
+        finally:
+            self._read_s += clock() - began_s
 
 
 def _check_answer(answer: BlobAnswer) -> None:

@@ -35,8 +35,8 @@ from spes_p2p.network.quotas import QuotaLimits, Quotas
 from spes_p2p.network.reception import MAX_VISITORS, Reception
 from spes_p2p.network.routes import routes_of
 from spes_p2p.network.scores import Offences, Traffic
-from spes_p2p.network.serving import BlobService
-from spes_p2p.network.transfer import Fetcher
+from spes_p2p.network.serving import MAX_STREAMS, BlobService
+from spes_p2p.network.transfer import MAX_DRAWS, Fetcher
 from spes_p2p.network.wire import BLOB_STREAM, MAX_MESSAGE_BYTES, MESSAGE_STREAM, QUESTION_STREAM, Hello
 from spes_p2p.ports import BlobStore, MessageHandler, QuestionHandler
 
@@ -45,6 +45,10 @@ DHT_TIMEOUT_S = 10.0
 """For one request to another node of the DHT."""
 LOOK_UP_PAUSE_S = 5.0
 ROUTES_EVERY_S = 5.0
+MIN_STREAMS = 2
+"""Of blobs served at once, however low the upload rate."""
+DRAW_BYTES_PER_S = 100_000
+"""For each source drawn from at once where the download rate is limited."""
 MAX_CACHED_KEYS = 256
 """Of the DHT's local cache."""
 
@@ -263,6 +267,34 @@ class P2PTransport:
     def set_min_rate(self, min_rate_bytes_per_s: int) -> None:
         """Leave sources of a blob that are slower than this, from the next one on."""
         self._fetcher.min_rate_bytes_per_s = min_rate_bytes_per_s
+        self._fit_places()
+
+    def set_rates(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
+        """Limit what leaves and what arrives, for transfers under way too; None: no limit."""
+        self._traffic.up.set_rate(up_bytes_per_s)
+        self._traffic.down.set_rate(down_bytes_per_s)
+        self._fit_places()
+
+    def _fit_places(self) -> None:
+        """So few transfers at once that each is fast enough for its other end."""
+        up, down = self._traffic.up.rate_bytes_per_s, self._traffic.down.rate_bytes_per_s
+        least = 2 * self._fetcher.min_rate_bytes_per_s
+        self._blob_service.max_streams = (
+            MAX_STREAMS if up is None else max(MIN_STREAMS, min(MAX_STREAMS, int(up // least)))
+        )
+        self._fetcher.draws.set(MAX_DRAWS if down is None else max(1, min(MAX_DRAWS, int(down // DRAW_BYTES_PER_S))))
+
+    def set_no_blobs(self, reason: str) -> None:
+        """Neither serve nor fetch blobs, those under way included, because of this; empty: do again. Messages go on."""
+        self._traffic.no_blobs = reason
+
+    def bytes_up(self) -> int:
+        """Bytes that left since the start: messages, answers and blobs with the heads of their frames."""
+        return self._traffic.up.num_bytes
+
+    def bytes_down(self) -> int:
+        """The same of what arrived."""
+        return self._traffic.down.num_bytes
 
     def add_peer(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Say where a peer can be reached; what is malformed or another peer's is ignored."""

@@ -25,7 +25,8 @@ MAX_QUESTION_BYTES = 128
 MAX_ANSWER_FRAMES = 64
 MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES
 """Of all frames of an answer together."""
-_LENGTH_BYTES = 4
+FRAME_HEAD_BYTES = 4
+"""The length before each frame."""
 _MAX_DIFFERENCES = 8
 
 MESSAGE_STREAM = "spes.message"
@@ -110,7 +111,7 @@ def differences(mine: Hello, theirs: Hello) -> tuple[str, ...]:
 
 async def read_frame(reader: asyncio.StreamReader, max_bytes: int, peer: PeerId) -> bytes:
     """The next frame of `peer`'s. Raises RemoteProtocolError if it is longer than `max_bytes`, EOFError at the end."""
-    size = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
+    size = int.from_bytes(await reader.readexactly(FRAME_HEAD_BYTES), "big")
     if size > max_bytes:
         raise RemoteProtocolError(peer, f"frame of {size} bytes, at most {max_bytes} are allowed")
     return await reader.readexactly(size)
@@ -118,7 +119,7 @@ async def read_frame(reader: asyncio.StreamReader, max_bytes: int, peer: PeerId)
 
 def write_frame(writer: asyncio.StreamWriter, *parts: bytes | memoryview) -> None:
     """Queue one frame; the caller drains."""
-    writer.write(sum(len(part) for part in parts).to_bytes(_LENGTH_BYTES, "big"))
+    writer.write(sum(len(part) for part in parts).to_bytes(FRAME_HEAD_BYTES, "big"))
     for part in parts:
         writer.write(part)
 

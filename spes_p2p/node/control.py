@@ -9,6 +9,7 @@
     POST /leave                   leave properly
     POST /recover                 begin a new epoch by the run's recovery key; refused by a line in the log
     POST /stop                    end now, without a leave
+    GET, POST /limits             see budgets/api.py
 
 Every request carries the token of `control.json`, a file in the data folder that only its owner can read and that is
 there while the node runs. Prometheus reads the token alone from `metrics.token` (`credentials_file`) and the address
@@ -40,6 +41,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spes_p2p.errors import LocalStateError, MachineError
+from spes_p2p.node.budgets.api import LimitsHandle, limits_routes
 from spes_p2p.node.control_client import ControlAddress
 from spes_p2p.node.files import CONTROL_FILE, METRICS_TARGETS_FILE, METRICS_TOKEN_FILE
 from spes_p2p.node.holds import PAUSE, Pausable
@@ -57,7 +59,7 @@ CLOSE_S = 2
 """Open requests get this long when the node ends."""
 
 
-class NodeHandle(Pausable, Protocol):
+class NodeHandle(Pausable, LimitsHandle, Protocol):
     """What the local API and the commands may do with the running node."""
 
     def snapshot(self) -> NodeSnapshot:
@@ -187,6 +189,7 @@ def _asking(handle: NodeHandle) -> list[BaseRoute]:
         Route("/leave", leave, methods=["POST"]),
         Route("/recover", recover, methods=["POST"]),
         Route("/stop", stop, methods=["POST"]),
+        *limits_routes(handle),
     ]
 
 

@@ -24,6 +24,10 @@ from spes_p2p.ids import PeerId
 from spes_p2p.network.link import InviteLink
 from spes_p2p.network.transport import NetworkOptions, P2PTransport
 from spes_p2p.node.assembly import Base, make_driver, make_tools
+from spes_p2p.node.budgets.keeper import Budgets
+from spes_p2p.node.budgets.keeping_up import Demand, demand_of
+from spes_p2p.node.budgets.pacing import PacedTrainer
+from spes_p2p.node.budgets.power import GpuPower
 from spes_p2p.node.clock import MonotonicClock
 from spes_p2p.node.contact import ContactWatch
 from spes_p2p.node.control import NodeHandle
@@ -38,12 +42,13 @@ from spes_p2p.node.machine import MachineWatch
 from spes_p2p.node.pausing import PauseWish, remember
 from spes_p2p.node.recovery import read_recovery_key
 from spes_p2p.node.resume import checkpoint_of, drop_damaged
-from spes_p2p.node.snapshot import LogEvent, NodeSnapshot
+from spes_p2p.node.snapshot import LimitsView, LogEvent, NodeSnapshot
 from spes_p2p.node.view import TrainerWatch, View
 from spes_p2p.node.worker import Worker
 from spes_p2p.node.worker_messages import Hello, Ready
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.codec import run_id
+from spes_p2p.protocol.head import Head, Terms
 from spes_p2p.protocol.messages import SignedRun
 from spes_p2p.protocol.roster import invite_payload
 from spes_p2p.protocol.round import Wishes
@@ -82,6 +87,8 @@ class Node:
         self._wish = LeaveWish(config.data_dir)
         self._pause_wish = PauseWish(config.data_dir)
         self._holds = Holds(self._clock.now_ms)
+        power = GpuPower((config.device, *config.more_devices))
+        self._budgets = Budgets(config.data_dir, self.set_hold, self._log.tell, power)
         self._takes_part = False
         """There is something to leave: this node is, or may be, in the roster."""
 
@@ -129,6 +136,10 @@ class Node:
             self._log.tell("warning", "a recovery was asked for")
             driver.give(fx.RecoverWanted())
 
+    async def change_limits(self, changes: Mapping[str, str]) -> LimitsView:
+        """Change limits, now and over restarts. Raises ConfigError, MachineError, LocalStateError."""
+        return await self._budgets.change(changes)
+
     def request_stop(self, *, keep_wish: bool = False) -> None:
         """End now. `keep_wish`: a leave that was asked for is completed at the next start."""
         if not keep_wish:
@@ -162,8 +173,11 @@ class Node:
                 is_founder = identity.peer_id in signed.manifest.founders
                 self._takes_part = is_founder or (config.data_dir / LEDGER_FILE).exists()
             blobs = DiskBlobs(config.data_dir / BLOBS_FOLDER)
+            stack.push_async_callback(self._budgets.close)
+            await self._budgets.open(config.limits)
             transport = await P2PTransport.create(identity, blobs, self._network_options(signed))
             stack.push_async_callback(transport.close)
+            await self._budgets.limit_line(transport)
             view = View(
                 run_name="",
                 run_id=self._link.run.hex(),
@@ -176,13 +190,16 @@ class Node:
                 is_leaving=self._wish.wanted.is_set,
                 wish=self._wish,
                 holds=self._holds,
+                limits=self._budgets.view,
                 waiting_for="the run's manifest from its peers",
             )
             self._view = view
             if on_ready is not None:
                 await on_ready(self)
             assembled = _Assembled(identity=identity, blobs=blobs, transport=transport, view=view)
-            work = run_beside(self._work(assembled, signed), view.machine.watch(), transport.watch_routes())
+            work = run_beside(
+                self._work(assembled, signed), view.machine.watch(), transport.watch_routes(), self._budgets.run()
+            )
             return await self._until_end(work, transport)
 
     async def _until_end(self, work: Coroutine[Any, Any, None], transport: P2PTransport) -> int:
@@ -252,6 +269,7 @@ class Node:
             await bring_held_out(signed.manifest, transport, peers, transport.entry_peers)
             worker = Worker(self._hello(identity, run_config, signed), view.watch)
             stack.push_async_callback(worker.close)
+            self._budgets.limit_worker(worker)
             view.waiting_for, view.worker = "the trainer to read its text", worker
             ready = await worker.start()
             self._log.tell("info", text_found(ready))
@@ -271,7 +289,7 @@ class Node:
                 signed=signed,
                 blobs=assembled.blobs,
                 transport=transport,
-                trainer=worker,
+                trainer=PacedTrainer(worker, self._budgets.present_pace),
                 checkpoint=checkpoint_of(ready),
                 clock=self._clock,
                 notify=self._log.tell,
@@ -282,8 +300,10 @@ class Node:
                 holds=self._holds,
             )
             tools = await make_tools(stack, base)
-            wishes = dataclasses.replace(self._wishes(identity, ready.capacity), recovery=recovery)
+            capacity = self._fit_line(tools.sync.head, identity.peer_id, ready.capacity)
+            wishes = dataclasses.replace(self._wishes(identity, capacity), recovery=recovery)
             driver = make_driver(identity, wishes, tools)
+            self._follow_line(driver, identity.peer_id)
             self._takes_part = True
             view.driver, view.sync, view.holds_recovery_key = driver, tools.sync, recovery is not None
             stack.callback(driver.close)
@@ -351,6 +371,20 @@ class Node:
             sponsor_signature=permit[KEY_BYTES:],
             stop_after_round=self._config.stop_after_round,
         )
+
+    def _fit_line(self, head: Head, me: PeerId, capacity: int) -> int:
+        """Shards to offer, so that a line with limits keeps up. Raises MachineError if it cannot."""
+        demand = demand_of(Terms(head), is_member=me in head.state.members)
+        return self._budgets.fit_run(demand, capacity, stated=self._config.capacity is not None)
+
+    def _follow_line(self, driver: Driver, me: PeerId) -> None:
+        """Let the budgets know what the run asks of the line, round after round."""
+        machine = driver.machine
+
+        def demand() -> tuple[Demand, int]:
+            return demand_of(machine.terms, is_member=machine.is_member), len(machine.head.state.shards_of(me))
+
+        self._budgets.follow_run(demand)
 
     # --- beside the driver -------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from spes_p2p.node.worker_messages import (
     ReplyEnvelope,
     Request,
     RequestEnvelope,
+    SetShare,
     Shutdown,
     StopTraining,
     frame_length,
@@ -56,6 +57,8 @@ class Pipes:
         self._stopped_through = -1
         """Every Train up to this number is to stop."""
         self._shutdown = threading.Event()
+        self.share = 1.0
+        """Of the time that training may take."""
 
     def start(self) -> None:
         """Begin to read."""
@@ -83,6 +86,10 @@ class Pipes:
             envelope = read_request(payload)
             if isinstance(envelope.body, StopTraining):
                 self._stopped_through = max(self._stopped_through, envelope.number)
+                continue
+            if isinstance(envelope.body, SetShare | Hello):
+                self.share = envelope.body.share
+            if isinstance(envelope.body, SetShare):
                 continue
             if isinstance(envelope.body, Shutdown):
                 self._shutdown.set()
@@ -162,6 +169,7 @@ def answer(service: TrainerService, pipes: Pipes, number: int, request: Request)
         request,
         should_stop=lambda: pipes.should_stop(number),
         on_progress=lambda progress: pipes.reply(number, progress),
+        share=lambda: pipes.share,
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from spes_p2p.config import NodeConfig, RunConfig
 from spes_p2p.errors import ConfigError, LocalStateError, MachineError, NotFiniteError, TrainerError
 from spes_p2p.ids import Digest, PeerId
+from spes_p2p.node.budgets.duty import DutyCycle
 from spes_p2p.node.failed_plan import note_failed_plan, read_failed_plan
 from spes_p2p.node.ranks import RankProcesses, die
 from spes_p2p.node.room import room_for_ranks
@@ -171,14 +172,21 @@ class TrainerService:
         return self._trainer.work
 
     def handle(
-        self, request: Request, should_stop: Callable[[], bool], on_progress: Callable[[Progress], None]
+        self,
+        request: Request,
+        should_stop: Callable[[], bool],
+        on_progress: Callable[[Progress], None],
+        share: Callable[[], float] = lambda: 1.0,
     ) -> Reply:
-        """Answer one request. Raises SpesError for what can be foreseen."""
+        """Answer one request. `share`: of the time that training may take.
+
+        Raises SpesError for what can be foreseen.
+        """
         match request:
             case LoadStart():
                 return self._load_start(request)
             case Train():
-                return self._train(request, should_stop, on_progress)
+                return self._train(request, DutyCycle(share, should_stop), on_progress)
             case Publish():
                 return self._publish()
             case ExportHandover():
@@ -232,13 +240,16 @@ class TrainerService:
             if failed is not None:
                 self._notices.append(f"out of memory on several devices with {failed}; going on with {need.plan}")
 
-    def _train(
-        self, request: Train, should_stop: Callable[[], bool], on_progress: Callable[[Progress], None]
-    ) -> Trained:
+    def _train(self, request: Train, duty: DutyCycle, on_progress: Callable[[Progress], None]) -> Trained:
         self._started()
         meter = ProgressMeter(request.num_inner_steps, self._config.training.batch_tokens, on_progress)
+
+        def on_step(report: StepReport) -> None:
+            duty.after_step()
+            meter.step(report)
+
         try:
-            result = self._trainer.train(request.num_inner_steps, should_stop, meter.step)
+            result = self._trainer.train(request.num_inner_steps, duty.before_step, on_step)
         except RankFailure as error:
             if error.__cause__ is not None and is_out_of_memory(error.__cause__):
                 self._note_failed_plan()

@@ -25,6 +25,7 @@ from spes_p2p.node.snapshot import (
     Counters,
     LearningView,
     LeaveView,
+    LimitsView,
     NetworkView,
     NodeSnapshot,
     PauseView,
@@ -128,6 +129,7 @@ class View:
     sync: StateSync | None = None
     worker: Worker | None = None
     holds_recovery_key: bool = False
+    limits: Callable[[], LimitsView] = LimitsView
     waiting_for: str = ""
     """Before the machine runs: what the start waits for."""
     rates: Rates = field(default_factory=Rates)
@@ -169,6 +171,7 @@ class View:
             network=self._network(progress.round if progress is not None else 0),
             machine=msgspec.structs.replace(self.machine.latest, trainer_restarts=self.watch.restarts),
             counters=self._counters(),
+            limits=self.limits(),
         )
 
     def _pause(self, now_ms: int) -> PauseView | None:

@@ -39,6 +39,7 @@ from spes_p2p.node.worker_messages import (
     Reply,
     Request,
     RequestEnvelope,
+    SetShare,
     Shutdown,
     Started,
     StopTraining,
@@ -162,6 +163,12 @@ class Worker:
         self._stop_wanted = True
         if self._training is not None:
             self._send(self._training, StopTraining())
+
+    def set_share(self, share: float) -> None:
+        """Have the trainer work for this share of the time, now and in processes to come."""
+        if share != self._hello.share:
+            self._hello = msgspec.structs.replace(self._hello, share=share)
+            self._send(self._take_number(), SetShare(share=share))
 
     async def publish(self) -> Published:
         """Store the trained round's pieces. Raises NotFiniteError if the weights are not finite (the update is

@@ -1,8 +1,9 @@
 """What the node and its trainer process say to each other over two pipes.
 
 A frame is a 4-byte little-endian length and a msgpack object: an envelope with a number and one message. The node
-numbers its requests; every request but StopTraining is answered once, under its number. Progress comes unasked, under
-the number of the Train it belongs to. Tensors never travel here: they are blobs in the store that both sides share.
+numbers its requests; every request but StopTraining and SetShare is answered once, under its number. Progress comes
+unasked, under the number of the Train it belongs to. Tensors never travel here: they are blobs in the store that both
+sides share.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     compile: bool = False
     capacity: int | None = None
     """Shards to have room for; None: as many as fit."""
+    share: float = 1.0
+    """Of the time, above 0: after each step the trainer rests."""
 
 
 class LoadStart(msgspec.Struct, frozen=True, kw_only=True, tag="load_start"):
@@ -71,6 +74,12 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
 
 class StopTraining(msgspec.Struct, frozen=True, kw_only=True, tag="stop_training"):
     """End the Train of the envelope's number after the step it is at, also if it has not begun. Not answered itself."""
+
+
+class SetShare(msgspec.Struct, frozen=True, kw_only=True, tag="set_share"):
+    """Work for this share of the time from now on, a Train that is under way included. Not answered."""
+
+    share: float
 
 
 class Publish(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
@@ -206,7 +215,9 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-Request: TypeAlias = Hello | LoadStart | Train | StopTraining | Publish | ExportHandover | ImportHandover | Shutdown
+Request: TypeAlias = (
+    Hello | LoadStart | Train | StopTraining | SetShare | Publish | ExportHandover | ImportHandover | Shutdown
+)
 Reply: TypeAlias = (
     Ready | Started | Progress | Trained | Published | HandoverExported | HandoverImported | Done | Failed
 )

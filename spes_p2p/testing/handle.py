@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from spes_p2p.config import Limits
+from spes_p2p.node.budgets.limits import OFF, changed
 from spes_p2p.node.snapshot import (
     PHASES,
     Counters,
     LearningView,
+    LimitsView,
+    LimitView,
     LogEvent,
     MachineView,
     NetworkView,
@@ -182,6 +186,16 @@ class FakeHandle:
         self.asked.append(f"{'hold' if held else 'release'} {reason}")
         pause = PauseView(reasons=(reason,), since_ms=0, reason="shard 0 kept for 2 rounds") if held else None
         self._snapshot = msgspec.structs.replace(self._snapshot, paused=held, pause=pause)
+
+    async def change_limits(self, changes: Mapping[str, str]) -> LimitsView:
+        """Checked, and shown in the snapshot as they were written; None is used."""
+        changed(Limits(), changes)
+        kept = {view.name: view for view in self._snapshot.limits.limits} | {
+            name: LimitView(name=name, limit=text, used="nothing") for name, text in changes.items()
+        }
+        limits = LimitsView(limits=tuple(view for view in kept.values() if view.limit != OFF))
+        self._snapshot = msgspec.structs.replace(self._snapshot, limits=limits)
+        return limits
 
     def request_stop(self, *, keep_wish: bool = False) -> None:
         """Remembered in `asked`."""

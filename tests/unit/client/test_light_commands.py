@@ -30,6 +30,7 @@ NUM_TRIES = 3
         (["leave"], 3),
         (["pause"], 3),
         (["attach"], 3),
+        (["limits", "--upload", "1MB/s"], 3),
         (["run", "recover"], 3),
         (["identity", "show"], 0),
         (["ledger", "show"], 2),

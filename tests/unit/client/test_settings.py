@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from spes_p2p.client.settings import Choices, choose, data_paths, from_environment, from_flags, node_config
+from spes_p2p.config import Limits
 from spes_p2p.errors import ConfigError, DataError
+from spes_p2p.node.budgets.store import read_limits, write_limits
 
 
 def test_flag_beats_environment_beats_file(home: Path) -> None:
@@ -53,6 +55,14 @@ def test_environment_knows_every_choice_and_splits_lists() -> None:
             "SPES_MOMENTS": "int8",
             "SPES_MEMORY": "10GB",
             "SPES_COMPILE": "true",
+            "SPES_UPLOAD": "1MB/s",
+            "SPES_DOWNLOAD": "off",
+            "SPES_MONTHLY": "100GB",
+            "SPES_HOURS": "22:00-07:00",
+            "SPES_GPU_SHARE": "50%",
+            "SPES_GPU_POWER": "200W",
+            "SPES_IDLE_ONLY": "yes",
+            "SPES_PAUSE_ON_BATTERY": "0",
         }
     )
     assert choices == Choices(
@@ -69,7 +79,27 @@ def test_environment_knows_every_choice_and_splits_lists() -> None:
         moments="int8",
         memory=10_000_000_000,
         compile=True,
+        upload="1MB/s",
+        download="off",
+        monthly="100GB",
+        hours="22:00-07:00",
+        gpu_share="50%",
+        gpu_power="200W",
+        idle_only=True,
+        pause_on_battery=False,
     )
+    with pytest.raises(ConfigError, match="environment variable SPES_HOURS: 'night'"):
+        from_environment({"SPES_HOURS": "night"})
+
+
+def test_limits_that_are_named_change_those_that_the_folder_remembers(tmp_path: Path) -> None:
+    write_limits(tmp_path, Limits(upload=1_000_000, hours="22:00-07:00", idle_only=True))
+    unnamed = node_config(Choices(), data_dir=tmp_path, devices=("cpu",), invite_seed=None)
+    assert unnamed.limits is None  # the node reads them itself
+    flags = from_flags(upload="2MB/s", hours="off", idle_only=False, gpu_share="50%")
+    named = node_config(flags, data_dir=tmp_path, devices=("cpu",), invite_seed=None)
+    assert named.limits == Limits(upload=2_000_000, gpu_share=0.5)
+    assert read_limits(tmp_path).upload == 1_000_000
 
 
 def test_node_config_holds_what_was_chosen_and_defaults_for_the_rest(tmp_path: Path) -> None:

@@ -210,3 +210,31 @@ def test_interrupt_ends_with_130(spes_p2p: Run, monkeypatch: pytest.MonkeyPatch)
     answer = spes_p2p("status")
     assert answer.code == 130
     assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize("command", [("join", LINK, "--gpu", "none"), ("limits",)])
+@pytest.mark.parametrize(
+    ("flag", "text", "word"),
+    [
+        ("--upload", "fast", "not a rate such as 1MB/s"),
+        ("--upload", "8Mbit/s", "give bytes"),
+        ("--download", "1kB/s", "50kB/s is the least"),
+        ("--monthly", "7", "100GB"),
+        ("--hours", "25:00-26:00", "22:00-07:00"),
+        ("--gpu-share", "2", "between 5% and 100%"),
+        ("--gpu-power", "-1W", "such as 200W"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused(
+    spes_p2p: Run, home: Path, command: tuple[str, ...], flag: str, text: str, word: str
+) -> None:
+    refused(spes_p2p(*command, flag, text), 2, flag, word)
+    assert not home.exists()
+
+
+def test_limits_of_no_node_and_damaged_ones_are_said_in_a_line(spes_p2p: Run, tmp_path: Path) -> None:
+    refused(spes_p2p("limits", "--upload", "1MB/s", "--data-dir", str(tmp_path)), 3, "no node runs in")
+    (tmp_path / "limits.json").write_text("{")
+    link = f"{LINK},bootstrap=/ip4/127.0.0.1/tcp/1/p2p/{PEER}"
+    answer = spes_p2p("join", link, "--gpu", "none", "--upload", "1MB/s", "--data-dir", str(tmp_path))
+    refused(answer, 6, "limits.json is damaged", "Delete it")

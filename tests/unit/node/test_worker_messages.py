@@ -12,6 +12,7 @@ from spes_p2p.node.worker_messages import (
     Progress,
     ReplyEnvelope,
     RequestEnvelope,
+    SetShare,
     StopTraining,
     frame_length,
     read_reply,
@@ -29,6 +30,7 @@ SPEC = StartSpec(round=RoundNumber(3), global_step=90, parts=(b"a" * 32,), shard
         Hello(config=b"{}", peer=b"p" * 32, blobs_dir="b", state_dir="s", data=("x",)),
         LoadStart(spec=SPEC, owned=(0,), masters={0: "carry"}, residual="advance", accepted_update=3, kept_parts=(1,)),
         StopTraining(),
+        SetShare(share=0.5),
     ],
 )
 def test_requests_survive_their_frame(request_body):

@@ -1,0 +1,293 @@
+"""Keeps a node within its limits: looks every second, holds training, stops blobs, counts the month, tells people."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from spes_p2p.config import Limits
+from spes_p2p.errors import MachineError
+from spes_p2p.node.budgets.facts import OtherLoad, on_battery
+from spes_p2p.node.budgets.idleness import Idleness
+from spes_p2p.node.budgets.judge import Facts, judge, view
+from spes_p2p.node.budgets.keeping_up import Demand, Pace, keep_up
+from spes_p2p.node.budgets.limits import changed
+from spes_p2p.node.budgets.month import MonthBook, MonthCount
+from spes_p2p.node.budgets.power import GpuPower
+from spes_p2p.node.budgets.store import read_limits, read_month, write_limits, write_month
+from spes_p2p.node.snapshot import LimitsView
+
+LOOK_EVERY_S = 1.0
+RATE_WINDOW_S = 5.0
+LOAD_EVERY_S = 3.0
+"""Other programs' load: looking through all processes costs some milliseconds."""
+
+
+class Line(Protocol):
+    """What is limited of the transport."""
+
+    def set_rates(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
+        """Limit both directions; None: no limit."""
+        ...
+
+    def set_no_blobs(self, reason: str) -> None:
+        """Neither serve nor fetch blobs; empty: do."""
+        ...
+
+    def bytes_up(self) -> int:
+        """Since the start."""
+        ...
+
+    def bytes_down(self) -> int:
+        """Since the start."""
+        ...
+
+
+class Worker(Protocol):
+    """What is limited of the trainer process."""
+
+    def set_share(self, share: float) -> None:
+        """Work for this share of the time, from the next step on."""
+        ...
+
+
+class Machine:
+    """What is measured of the machine; tests put another in its place."""
+
+    def __init__(self) -> None:
+        self._load: OtherLoad | None = None
+
+    def now(self) -> datetime:
+        """Local time."""
+        return datetime.now()
+
+    def now_s(self) -> float:
+        """Monotonic."""
+        return time.monotonic()
+
+    def other_cores(self) -> float | None:
+        """Cores that other programs took since the last call; None at the first one."""
+        if self._load is None:
+            self._load = OtherLoad()
+            return None
+        return self._load.cores()
+
+    def on_battery(self) -> bool | None:
+        """None: it has none, or does not say."""
+        return on_battery()
+
+
+class Budgets:
+    """One node's limits. `open` at the start, `limit_line` before the first blob, `run` beside everything else, `close`
+    at the end."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        set_hold: Callable[[str, bool], None],
+        tell: Callable[[str, str], None],
+        power: GpuPower,
+        machine: Machine | None = None,
+    ) -> None:
+        """`set_hold`: hold training for a reason, or no longer (`holds.Pausable`). `tell`: (level, text) for people."""
+        self._data_dir = data_dir
+        self._set_hold = set_hold
+        self._tell = tell
+        self._power = power
+        self._machine = machine or Machine()
+        self.limits = Limits()
+        self.pace: Pace | None = None
+        self._demand: Callable[[], tuple[Demand, int]] | None = None
+        self._told = ""
+        """The latest note of a pace that people were told."""
+        self._line: Line | None = None
+        self._worker: Worker | None = None
+        self._book: MonthBook | None = None
+        self._idleness = Idleness()
+        self._load_at_s = float("-inf")
+        self._rates: deque[tuple[float, int, int]] = deque()
+        self._facts = Facts(now=self._machine.now())
+        self._held: tuple[str, ...] = ()
+        self._cannot_store = False
+        self._changing = asyncio.Lock()
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def open(self, wanted: Limits | None) -> None:
+        """Take up the limits: `wanted`, or those that the data folder remembers.
+
+        Raises LocalStateError for a damaged file, MachineError if the GPU's driver refuses.
+        """
+        self.limits = read_limits(self._data_dir) if wanted is None else wanted
+        self._book = MonthBook(read_month(self._data_dir), self._machine.now().date())
+        await asyncio.to_thread(self._power.set, self.limits.gpu_power)
+
+    async def limit_line(self, line: Line) -> None:
+        """The network is there: only a start that came so far is worth remembering. Raises MachineError if the disk
+        refuses."""
+        self._line = line
+        self._apply()
+        await asyncio.to_thread(write_limits, self._data_dir, self.limits)
+        await self.look()
+
+    async def run(self) -> None:
+        """Look again and again."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            await self.look()
+
+    async def close(self) -> None:
+        """Store the count of the month as it is, and give the GPUs their power back."""
+        await asyncio.to_thread(self._power.restore)
+        if self._book is not None and self._line is not None:
+            self._book.look(self._line.bytes_up(), self._line.bytes_down(), self._machine.now().date())
+            await self._store(self._book.exact())
+
+    def limit_worker(self, worker: Worker) -> None:
+        """The trainer process is there."""
+        self._worker = worker
+        self._apply()
+
+    # --- limits ------------------------------------------------------------------------------------------------------
+
+    async def change(self, changes: Mapping[str, str]) -> LimitsView:
+        """Change limits, name -> text as people write it, now and over restarts.
+
+        Raises ConfigError that names the flag; MachineError if the GPU's driver or the disk refuses, or if the line
+        would not keep up with the run: nothing is changed then.
+        """
+        async with self._changing:
+            limits = changed(self.limits, changes)
+            pace = self._pace_of(limits)
+            if limits.gpu_power != self.limits.gpu_power:
+                await asyncio.to_thread(self._power.set, limits.gpu_power)
+            await asyncio.to_thread(write_limits, self._data_dir, limits)
+            self.limits, self.pace = limits, pace or self.pace
+            self._told = self.pace.note if self.pace is not None else ""
+            self._apply()
+            self._tell("info", f"limits changed: {', '.join(f'{name} {text}' for name, text in changes.items())}")
+            if pace is not None and pace.note:
+                self._tell("warning", pace.note)
+        await self.look()
+        return self.view()
+
+    def fit_run(self, demand: Demand, offered: int, *, stated: bool) -> int:
+        """Shards to offer so that the line keeps up with what the run asks now. Raises MachineError if it cannot."""
+        self.pace = keep_up(demand, self.limits, offered, stated=stated)
+        self._told = self.pace.note
+        if self.pace.note:
+            self._tell("warning", self.pace.note)
+        return self.pace.capacity
+
+    def follow_run(self, demand: Callable[[], tuple[Demand, int]]) -> None:
+        """What the run asks from now on, and how many shards this node owns: by these a round's inner steps, and
+        changes of the limits, are judged."""
+        self._demand = demand
+
+    def present_pace(self) -> Pace | None:
+        """With the members and shards of now; None: the run is not known yet."""
+        if self._demand is None or self.pace is None:
+            return self.pace
+        demand, num_owned = self._demand()
+        try:
+            pace = keep_up(demand, self.limits, num_owned, stated=True)
+        except MachineError as error:
+            # more members, or more shards, than this line was fitted to: it gives what it can
+            pace = Pace(
+                capacity=num_owned,
+                shortened_s=demand.round_max_s,
+                round_max_s=demand.round_max_s,
+                note=str(error).partition("\n")[0],
+            )
+        self.pace = replace(pace, capacity=self.pace.capacity)
+        if pace.note and pace.note != self._told:
+            self._tell("warning", pace.note)
+        self._told = pace.note
+        return self.pace
+
+    def _pace_of(self, limits: Limits) -> Pace | None:
+        """With the shards of now; other numbers are offered at the next start."""
+        if self._demand is None or self.pace is None:
+            return None
+        demand, num_owned = self._demand()
+        pace = keep_up(demand, limits, max(1, num_owned), stated=num_owned > 0)
+        return replace(pace, capacity=self.pace.capacity)
+
+    def _apply(self) -> None:
+        if self._line is not None:
+            self._line.set_rates(self.limits.upload, self.limits.download)
+        if self._worker is not None:
+            self._worker.set_share(self.limits.gpu_share or 1.0)
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    async def look(self) -> None:
+        """Measure, and do what the limits ask."""
+        line, book = self._line, self._book
+        if line is None or book is None:
+            return
+        now, now_s = self._machine.now(), self._machine.now_s()
+        up, down = line.bytes_up(), line.bytes_down()
+        to_store = book.look(up, down, now.date())
+        self._rates.append((now_s, up, down))
+        while len(self._rates) > 2 and self._rates[0][0] < now_s - RATE_WINDOW_S:
+            self._rates.popleft()
+        began_s, up_before, down_before = self._rates[0]
+        elapsed_s = max(now_s - began_s, 1e-3)
+        if self.limits.idle_only:
+            await self._look_at_others(now_s)
+        else:
+            self._idleness = Idleness()
+        self._facts = Facts(
+            now=now,
+            month_bytes=book.total_bytes,
+            up_per_s=(up - up_before) / elapsed_s,
+            down_per_s=(down - down_before) / elapsed_s,
+            others_busy=self._idleness.busy,
+            others_cores=self._idleness.cores,
+            on_battery=self._machine.on_battery() if self.limits.pause_on_battery else None,
+            note=self.pace.note if self.pace is not None else "",
+        )
+        self._follow(line)
+        if to_store is not None:
+            await self._store(to_store)
+
+    async def _look_at_others(self, now_s: float) -> None:
+        if now_s - self._load_at_s < LOAD_EVERY_S:
+            return
+        self._load_at_s = now_s
+        cores = await asyncio.to_thread(self._machine.other_cores)
+        if cores is not None:
+            self._idleness.look(now_s, cores)
+
+    def _follow(self, line: Line) -> None:
+        verdict = judge(self.limits, self._facts)
+        line.set_no_blobs(verdict.no_blobs)
+        for reason in self._held:
+            if reason not in verdict.holds:
+                self._set_hold(reason, False)
+                self._tell("info", f"training is no longer held because {reason}")
+        for reason in verdict.holds:
+            if reason not in self._held:
+                self._set_hold(reason, True)
+                self._tell("info", f"training is held: {reason}")
+        self._held = verdict.holds
+
+    async def _store(self, count: MonthCount) -> None:
+        try:
+            await asyncio.to_thread(write_month, self._data_dir, count)
+            self._cannot_store = False
+        except MachineError as error:
+            if not self._cannot_store:
+                self._cannot_store = True
+                self._tell("warning", f"a restart would forget this month's bytes: {error}")
+
+    def view(self) -> LimitsView:
+        """The limits as they stand, for the snapshot."""
+        return view(self.limits, self._facts)

@@ -1,0 +1,236 @@
+"""The keeper on a machine, a line and a trainer that exist in this test alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from spes_p2p.config import Limits
+from spes_p2p.errors import ConfigError, MachineError
+from spes_p2p.node.budgets import keeper
+from spes_p2p.node.budgets.keeper import Budgets, Machine
+from spes_p2p.node.budgets.keeping_up import Demand
+from spes_p2p.node.budgets.power import GpuPower
+from spes_p2p.node.budgets.store import read_limits, read_month
+from spes_p2p.node.holds import PAUSE, Holds
+
+DEMAND = Demand(
+    num_shards=4, shard_bytes=10_000_000, psi_bytes=1_000_000, result_bytes=4_000_000,
+    num_others=3, expert_acks=1, replicas=2, transfer_s=60.0, round_max_s=300.0,
+)  # fmt: skip
+
+
+class PretendMachine(Machine):
+    def __init__(self) -> None:
+        self.at = datetime(2026, 11, 29, 23, 0)
+        self.at_s = 0.0
+        self.cores: float | None = 0.0
+        self.battery: bool | None = None
+
+    def now(self) -> datetime:
+        return self.at
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    def other_cores(self) -> float | None:
+        return self.cores
+
+    def on_battery(self) -> bool | None:
+        return self.battery
+
+
+@dataclass
+class PretendLine:
+    rates: tuple[float | None, float | None] = (None, None)
+    no_blobs: str = ""
+    up: int = 0
+    down: int = 0
+
+    def set_rates(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
+        self.rates = (up_bytes_per_s, down_bytes_per_s)
+
+    def set_no_blobs(self, reason: str) -> None:
+        self.no_blobs = reason
+
+    def bytes_up(self) -> int:
+        return self.up
+
+    def bytes_down(self) -> int:
+        return self.down
+
+
+@dataclass
+class PretendWorker:
+    share: float = 1.0
+
+    def set_share(self, share: float) -> None:
+        self.share = share
+
+
+@dataclass
+class Bench:
+    """A keeper and all that is around it."""
+
+    folder: Path
+    machine: PretendMachine = field(default_factory=PretendMachine)
+    line: PretendLine = field(default_factory=PretendLine)
+    worker: PretendWorker = field(default_factory=PretendWorker)
+    holds: Holds = field(default_factory=Holds)
+    told: list[str] = field(default_factory=list)
+
+    async def start(self, wanted: Limits | None = None) -> Budgets:
+        power = GpuPower(("cpu",), nvml=None)
+        budgets = Budgets(self.folder, self.holds.set, lambda level, text: self.told.append(text), power, self.machine)
+        await budgets.open(wanted)
+        await budgets.limit_line(self.line)
+        budgets.limit_worker(self.worker)
+        return budgets
+
+    async def later(self, budgets: Budgets, seconds: float) -> None:
+        for _ in range(int(seconds)):
+            self.machine.at_s += 1.0
+            self.machine.at += timedelta(seconds=1)
+            await budgets.look()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+async def test_limits_hold_at_once_and_over_restarts(bench: Bench) -> None:
+    budgets = await bench.start(Limits(upload=1_000_000, gpu_share=0.5))
+    assert (bench.line.rates, bench.worker.share) == ((1_000_000, None), 0.5)
+    shown = await budgets.change({"upload": "2MB/s", "download": "4MB/s", "gpu_share": "off"})
+    assert (bench.line.rates, bench.worker.share) == ((2_000_000, 4_000_000), 1.0)
+    assert [row.name for row in shown.limits] == ["upload", "download"]
+    again = Bench(bench.folder)
+    assert (await again.start()).limits == Limits(upload=2_000_000, download=4_000_000) == read_limits(bench.folder)
+    assert again.line.rates == (2_000_000, 4_000_000)
+
+
+async def test_a_change_that_is_wrong_or_impossible_changes_nothing(bench: Bench) -> None:
+    budgets = await bench.start(Limits(upload=1_000_000))
+    budgets.fit_run(DEMAND, 4, stated=False)
+    budgets.follow_run(lambda: (DEMAND, 2))
+    changes: list[tuple[Mapping[str, str], type[Exception], str]] = [
+        ({"download": "4MB/s", "upload": "slow"}, ConfigError, "--upload"),
+        ({"download": "4MB/s", "gpu_power": "200W"}, MachineError, "trains on the CPU"),
+        ({"upload": "60kB/s"}, MachineError, "--upload 60 kB/s is too slow for this run: with 2 shards"),
+    ]
+    for change, kind, words in changes:
+        with pytest.raises(kind, match=words):
+            await budgets.change(change)
+    assert budgets.limits == Limits(upload=1_000_000) == read_limits(bench.folder)
+    assert bench.line.rates == (1_000_000, None)
+
+
+async def test_reasons_come_and_go_beside_those_of_others(bench: Bench) -> None:
+    bench.holds.set(PAUSE, True)
+    budgets = await bench.start(Limits(hours="22:00-07:00", pause_on_battery=True))
+    assert bench.holds.reasons == (PAUSE,)
+    bench.machine.battery = True
+    await bench.later(budgets, 1)
+    assert len(bench.holds.reasons) == 2
+    bench.machine.at = datetime(2026, 11, 30, 7, 0)
+    await bench.later(budgets, 1)
+    assert "it is outside the hours 22:00-07:00" in bench.holds.reasons
+    bench.machine.battery = False
+    await budgets.change({"hours": "06:00-08:00"})
+    assert bench.holds.reasons == (PAUSE,)
+    assert bench.line.no_blobs == ""
+
+
+async def test_idle_only_follows_the_load_of_others(bench: Bench) -> None:
+    budgets = await bench.start(Limits(idle_only=True))
+    bench.machine.cores = 1.5
+    await bench.later(budgets, 15)
+    assert bench.holds.reasons == ("other programs use this machine",)
+    await budgets.change({"idle_only": "no"})
+    assert not bench.holds.held
+
+
+async def test_a_month_used_up_holds_training_and_blobs_until_it_ends_or_the_limit_is_raised(bench: Bench) -> None:
+    budgets = await bench.start(Limits(monthly=100_000_000))
+    bench.line.up, bench.line.down = 60_000_000, 39_000_000
+    await bench.later(budgets, 1)
+    assert (bench.holds.held, bench.line.no_blobs) == (False, "")
+    bench.line.down = 40_000_000
+    await bench.later(budgets, 1)
+    assert bench.line.no_blobs == "this month's 100 MB are used up"
+    assert bench.holds.reasons == (bench.line.no_blobs,)
+    # killed: the next start knows
+    killed = Bench(bench.folder)
+    await killed.start()
+    assert killed.line.no_blobs
+    await budgets.change({"monthly": "200MB"})
+    assert (bench.holds.held, bench.line.no_blobs) == (False, "")
+    await budgets.change({"monthly": "100MB"})
+    assert bench.holds.held
+    bench.machine.at = datetime(2026, 12, 1, 0, 0)
+    await bench.later(budgets, 1)
+    assert (bench.holds.held, bench.line.no_blobs) == (False, "")
+
+
+async def test_a_proper_end_stores_the_month_to_the_byte(bench: Bench) -> None:
+    budgets = await bench.start()
+    bench.line.up, bench.line.down = 5_000_000, 70
+    await budgets.close()
+    stored = read_month(bench.folder)
+    assert stored is not None
+    assert (stored.up_bytes, stored.down_bytes) == (5_000_000, 70)
+
+
+async def test_a_full_disk_is_told_once_and_counting_goes_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets = await bench.start()
+
+    def full(*_: object) -> None:
+        raise MachineError("disk full")
+
+    monkeypatch.setattr(keeper, "write_month", full)
+    for size in (10**8, 10**9, 10**10):
+        bench.line.up = size
+        await bench.later(budgets, 1)
+    assert [text for text in bench.told if "disk full" in text] == [
+        "a restart would forget this month's bytes: disk full"
+    ]
+
+
+async def test_rates_are_those_of_the_last_seconds(bench: Bench) -> None:
+    budgets = await bench.start(Limits(upload=1_000_000))
+    for _ in range(10):
+        bench.line.up += 500_000
+        await bench.later(budgets, 1)
+    assert budgets.view().limits[0].used == "500 kB/s"
+
+
+async def test_the_run_decides_how_many_shards_and_steps(bench: Bench) -> None:
+    budgets = await bench.start(Limits(upload=1_000_000))
+    assert budgets.fit_run(DEMAND, 4, stated=False) == 2
+    assert "2 of 4 shards" in budgets.view().note or "2 of 4 shards" in bench.told[-1]
+    budgets.follow_run(lambda: (DEMAND, 2))
+    pace = budgets.present_pace()
+    assert pace is not None and pace.steps(100, 1.0) == 100
+    budgets.follow_run(lambda: (DEMAND, 4))
+    pace = budgets.present_pace()
+    assert pace is not None and 25 <= pace.steps(100, 1.0) < 100
+    assert (await Bench(bench.folder).start(Limits())).fit_run(DEMAND, 4, stated=False) == 4
+
+
+async def test_a_line_that_the_run_has_outgrown_gives_what_it_can_and_says_so_once(bench: Bench) -> None:
+    budgets = await bench.start(Limits(upload=100_000))
+    small = Demand(
+        num_shards=4, shard_bytes=100_000, psi_bytes=10_000, result_bytes=4_000,
+        num_others=1, expert_acks=1, replicas=1, transfer_s=60.0, round_max_s=300.0,
+    )  # fmt: skip
+    assert budgets.fit_run(small, 4, stated=False) == 4
+    budgets.follow_run(lambda: (DEMAND, 4))
+    for _ in range(3):
+        pace = budgets.present_pace()
+        assert pace is not None and pace.steps(100, 1.0) == 25
+    assert len([text for text in bench.told if "too slow for this run" in text]) == 1
