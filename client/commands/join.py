@@ -27,6 +27,7 @@ from spes_p2p.client.tie import tie_to_parent
 from spes_p2p.config import NodeConfig
 from spes_p2p.errors import LinkError, UsageError
 from spes_p2p.network.link import InviteLink
+from spes_p2p.storage.logfile import LogFile
 
 
 def join(
@@ -82,9 +83,7 @@ def join(
 
     Example: spes-p2p join LINK --gpu 0 --data ~/texts
     """
-    if detach and (log_json or tied or log_file is not None):
-        raise UsageError("--detach and log options: give one of them; a node in the background logs to node.log")
-    flags = from_flags(
+    given = from_flags(
         data_dir=data_dir,
         run=run,
         gpu=gpu,
@@ -109,12 +108,30 @@ def join(
         rounds=rounds,
     )
     lines_to = log_lines(log_file, log_size, log_keep)
-    config, invite = _resolve(link, flags)
+    headless = headless or log_json or lines_to is not None or not launch.is_terminal()
+    return _run(link, given, detach=detach, headless=headless, log_json=log_json, lines_to=lines_to, tied=tied)
+
+
+def _run(
+    link: str | None,
+    given: Choices,
+    *,
+    detach: bool,
+    headless: bool,
+    log_json: bool,
+    lines_to: LogFile | None,
+    tied: bool,
+) -> int:
+    """The node, in one of three ways. Returns the exit code."""
+    if detach and (log_json or tied or lines_to is not None):
+        what = "--log-json" if log_json else "--log-file" if lines_to is not None else "--tied"
+        raise UsageError(f"--detach and {what}: give one of them; a node in the background logs to node.log")
+    config, invite = _resolve(link, given)
     if tied:
         tie_to_parent()
     if detach:
         return launch.run_in_background(config, invite)
-    if headless or log_json or lines_to is not None or not launch.is_terminal():
+    if headless:
         return launch.run_headless(config, invite, as_json=log_json, file=lines_to)
     return launch.run_with_ui(config, invite)
 

@@ -26,6 +26,7 @@ from spes_p2p.node.files import (
     JOURNAL_FILE,
     LEAVE_FILE,
     LEDGER_FILE,
+    LIMITS_FILE,
     MANIFEST_FILE,
 )
 from spes_p2p.node.history import read_manifest
@@ -37,7 +38,6 @@ from spes_p2p.storage.partial import hash_chunks
 from spes_p2p.training.documents import default_files, find_files
 
 BLOBS_LIMIT_S = 5.0
-LIMITS_FILE = "limits.json"
 
 
 def key(folder: Path) -> Finding:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from spes_p2p import __version__
-from spes_p2p.node.snapshot import LogEvent, NodeSnapshot
+from spes_p2p.node.snapshot import LimitsView, LogEvent, NodeSnapshot
 
 _REFERENCE = "#/components/schemas/{name}"
 _REFUSED = {
@@ -21,10 +21,31 @@ _AFTER = {
     "schema": {"type": "integer", "minimum": 0, "default": 0},
 }
 
+_LIMITS = {
+    "post": {
+        "summary": "Change limits, now and over restarts.",
+        "requestBody": {
+            "description": 'Name -> text as people write it, such as {"upload": "1MB/s", "hours": "off"}.',
+            "required": True,
+            "content": {"application/json": {"schema": {"type": "object", "additionalProperties": {"type": "string"}}}},
+        },
+        "responses": {
+            "200": {
+                "description": "As they are now.",
+                "content": {"application/json": {"schema": {"$ref": _REFERENCE.format(name="LimitsView")}}},
+            },
+            "400": {"description": "A limit is not what it should be; nothing is changed."},
+            "409": {"description": "This machine cannot do that; nothing is changed."},
+            "413": {"description": "The body is too long."},
+        }
+        | _REFUSED,
+    }
+}
+
 
 def describe() -> dict[str, Any]:
     """The whole document. Every request needs the bearer token of `control.json`."""
-    _, schemas = msgspec.json.schema_components((NodeSnapshot, LogEvent), ref_template=_REFERENCE)
+    _, schemas = msgspec.json.schema_components((NodeSnapshot, LogEvent, LimitsView), ref_template=_REFERENCE)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -53,6 +74,8 @@ def describe() -> dict[str, Any]:
             "/leave": _post("Leave properly; `leave` of the snapshot says what remains."),
             "/recover": _post("Begin a new epoch by the run's recovery key; a refusal is a line of the log."),
             "/stop": _post("End now, without a leave."),
+            "/limits": _get("The limits of this machine's owner, and what is used of them.", _json("LimitsView"))
+            | _LIMITS,
         },
         "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}, "schemas": schemas},
     }

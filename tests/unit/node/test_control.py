@@ -220,14 +220,16 @@ async def test_prometheus_finds_address_and_token_in_files_that_only_the_owner_r
 async def test_openapi_describes_every_path_that_is_served(handle: FakeHandle, address: ControlAddress) -> None:
     described = (await get(address, "/openapi.json", Authorization=f"Bearer {address.token}")).json()
     closing = asyncio.Event()
-    served = {route.path: route.methods for route in [*_looking(handle, closing), *_asking(handle)]}
+    served: dict[str, set[str]] = {}
+    for route in [*_looking(handle, closing), *_asking(handle)]:
+        served.setdefault(route.path, set()).update(route.methods)
     assert set(described["paths"]) == set(served)
     for path, methods in served.items():
         assert {method.upper() for method in described["paths"][path]} == methods - {"HEAD"}
     text = json.dumps(described)
     names = set(re.findall(r'"#/components/schemas/(\w+)"', text))
     assert names == set(described["components"]["schemas"])
-    assert {"NodeSnapshot", "LogEvent", "PauseView", "LeaveView"} <= names
+    assert {"NodeSnapshot", "LogEvent", "PauseView", "LeaveView", "LimitsView"} <= names
 
 
 def test_process_that_a_signal_has_stopped_is_named_with_the_remedy() -> None:
