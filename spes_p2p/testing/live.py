@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -127,14 +127,17 @@ class LiveSwarm:
             json.loads(self.output("identity", "show", "--json", "--data-dir", str(self.data_dir(name))))["peer"]
         )
 
-    def found(self, names: Sequence[str], text_bytes: int = 100_000) -> None:
-        """Deal out texts, start a bootstrap node, create a run of these founders and start them all."""
+    def found(
+        self, names: Sequence[str], text_bytes: int = 100_000, options: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        """Deal out texts, start a bootstrap node, create a run of these founders and start them all, each with its
+        further `options` of `join`."""
         texts = {name: self.folder / "text" / name for name in names}
         deal_texts(list(texts.values()), text_bytes)
         self.start_bootstrap()
         self.create_run(names, texts[names[0]])
         for name in names:
-            self.join(name, texts[name])
+            self.join(name, texts[name], *(options or {}).get(name, ()))
 
     @property
     def address(self) -> str:
