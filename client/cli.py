@@ -13,6 +13,7 @@ import typer
 from spes_p2p import __version__
 from spes_p2p.client.commands import (
     admit,
+    attach,
     bootstrap,
     create,
     demo,
@@ -21,6 +22,7 @@ from spes_p2p.client.commands import (
     leave,
     ledger,
     limits,
+    pause,
     recover,
     simulate,
     status,
@@ -46,6 +48,9 @@ app.command("demo")(demo.demo)
 app.command("bootstrap")(bootstrap.bootstrap)
 app.command("join")(join.join)
 app.command("status")(status.status)
+app.command("attach")(attach.attach)
+app.command("pause")(pause.pause)
+app.command("resume")(pause.resume)
 app.command("leave")(leave.leave)
 app.command("limits")(limits.limits)
 app.command("simulate")(simulate.simulate)

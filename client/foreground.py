@@ -33,19 +33,20 @@ class Interrupts:
     def leave_or_stop(self) -> None:
         """Ctrl-C."""
         if self.handle is None or self.asked:
-            self.stop()
+            self.stop(keep_wish=False)
             return
         self.asked.append("leave")
         complain("leaving properly; press Ctrl-C again to end now")
         self.handle.request_leave()
 
-    def stop(self) -> None:
-        """SIGTERM (a parent that ended sends it too), a second Ctrl-C, or the end of the terminal."""
+    def stop(self, *, keep_wish: bool = True) -> None:
+        """SIGTERM (a parent that ended sends it too) or the end of the terminal: a leave that was asked for is
+        completed at the next start. `keep_wish` False: a second Ctrl-C, which takes it back."""
         self.asked.append("stop")
         if self.handle is None:
             self.running.cancel()
         else:
-            self.handle.request_stop()
+            self.handle.request_stop(keep_wish=keep_wish)
 
 
 def run_in_foreground(config: NodeConfig, link: InviteLink, log: structlog.typing.FilteringBoundLogger) -> int:
@@ -74,7 +75,8 @@ async def _run(config: NodeConfig, link: InviteLink, log: structlog.typing.Filte
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, interrupts.leave_or_stop)
         loop.add_signal_handler(signal.SIGTERM, interrupts.stop)
-        loop.add_signal_handler(signal.SIGHUP, interrupts.stop)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: it shall outlive its terminal
+            loop.add_signal_handler(signal.SIGHUP, interrupts.stop)
         try:
             exit_code = await running
         except asyncio.CancelledError:

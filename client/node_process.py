@@ -1,7 +1,7 @@
 """A node in a process of its own, for the terminal UI: `python -m spes_p2p.client.node_process`.
 
 The parent writes one line of JSON (`Order`) to standard input, so that no secret shows in the process list, and keeps
-the pipe open: its end, however the parent died, ends the node.
+the pipe open: its end, however the parent died, ends the node, unless the parent let go of it before (`detach`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from spes_p2p.client.foreground import run_in_foreground
 from spes_p2p.client.logs import set_up
 from spes_p2p.client.output import complain
-from spes_p2p.client.tie import tie_to_parent
+from spes_p2p.client.tie import LET_GO, tie_to_parent
 from spes_p2p.config import NodeConfig
 from spes_p2p.errors import SpesError
 from spes_p2p.network.link import parse_link
@@ -61,6 +61,8 @@ class NodeProcess:
                 start_new_session=True,
             )
         self._log_file = log_file
+        self.is_detached = False
+        """It goes on without this process."""
         if self._process.stdin is not None:
             # a child that died at once is found by `exit_code`
             with suppress(BrokenPipeError):
@@ -83,10 +85,24 @@ class NodeProcess:
             text = log.read().decode(errors="replace")
         return end_of_log(text, self._process.poll())
 
+    def detach(self) -> bool:
+        """Let the node go on when this process ends. False: it has ended already, and `exit_code` says how."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            with suppress(BrokenPipeError):
+                self._process.stdin.write(LET_GO)
+                self._process.stdin.flush()
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+        self.is_detached = self._process.poll() is None
+        return self.is_detached
+
     def close(self) -> int:
-        """End the node if it still runs, and return its exit code."""
+        """End the node if it still runs, and return its exit code; one that is detached goes on, and the code is 0."""
+        if self.is_detached:
+            return 0
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
         try:
             return self._process.wait(END_S)
         except subprocess.TimeoutExpired:

@@ -10,11 +10,13 @@ import structlog
 
 from spes_p2p.client.commands.status import round_text
 from spes_p2p.client.logs import LEVELS
-from spes_p2p.client.standing import is_tentative
+from spes_p2p.client.standing import is_tentative, leave_text
 from spes_p2p.node.control import NodeHandle
 from spes_p2p.node.snapshot import NodeSnapshot
 
 LOOK_EVERY_S = 1.0
+COUNTDOWN_MS = 10_000
+"""What remains of a leave is told when a step is done, and about so often."""
 
 
 @dataclass(slots=True)
@@ -27,6 +29,7 @@ class Progress:
     _last_event: int = 0
     _phase: tuple[int, str, str] = field(default=(-1, "", ""))
     _certified: int = -1
+    _leave: tuple[tuple[str, ...], int] | None = None
 
     def look(self, handle: NodeHandle) -> None:
         """Tell what is new since the last look."""
@@ -36,11 +39,21 @@ class Progress:
             self._tell_certificate(snapshot)
         # a branch that is left takes certificates with it: the log says so
         self._certified = snapshot.certified_round
+        self._tell_leave(snapshot)
         view = snapshot.round
         phase = (view.number, view.phase, f"{view.waiting_for}/{snapshot.waiting}")
         if phase != self._phase:
             self._phase = phase
             self.log.info(f"round {view.number}: {round_text(snapshot)}", round=view.number, phase=view.phase)
+
+    def _tell_leave(self, snapshot: NodeSnapshot) -> None:
+        view = snapshot.leave
+        if view is None:
+            return
+        told = tuple(step.text for step in view.steps), (view.safe_in_ms or 0) // COUNTDOWN_MS
+        if told != self._leave:
+            self._leave = told
+            self.log.info(leave_text(view), safe_in_ms=view.safe_in_ms)
 
     def tell_events(self, handle: NodeHandle) -> None:
         """Tell the log lines that are new; works when the node has ended, too."""

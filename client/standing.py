@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spes_p2p.client.output import duration_text
-from spes_p2p.node.snapshot import NodeSnapshot
+from spes_p2p.node.snapshot import LeaveView, NodeSnapshot
 
 UNSAFE = "unsafe under partition"
 ON_PURPOSE = "waits on purpose"
@@ -41,3 +41,13 @@ def trouble_texts(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
     if snapshot.epoch:
         found.append(("epoch", f"{snapshot.epoch}, made by a recovery: {UNSAFE}"))
     return found
+
+
+def leave_text(view: LeaveView) -> str:
+    """What remains of a leave, and when it is safe to close: `safe to close in 40 s; remains: ...`."""
+    if view.safe_to_close:
+        return "safe to close"
+    remains = f"remains: {', then '.join(step.text for step in view.steps)}"
+    if view.safe_in_ms is None:
+        return remains
+    return f"safe to close in about {duration_text(view.safe_in_ms)}; {remains}"

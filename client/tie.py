@@ -8,15 +8,20 @@ import sys
 import threading
 
 CHUNK_BYTES = 4096
+LET_GO = b"let go\n"
+"""What the parent writes last, if this process shall go on without it."""
 
 
 def tie_to_parent() -> None:
-    """Send this process SIGTERM when standard input, a pipe whose other end the parent holds, comes to its end."""
+    """Send this process SIGTERM when standard input, a pipe whose other end the parent holds, comes to its end, unless
+    the parent has let go before."""
     threading.Thread(target=_wait_for_end, args=(sys.stdin.fileno(),), name="tie to parent", daemon=True).start()
 
 
 def _wait_for_end(descriptor: int) -> None:
     # a thread, because it works whatever event loop or none the process runs
-    while os.read(descriptor, CHUNK_BYTES):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    said = b""
+    while chunk := os.read(descriptor, CHUNK_BYTES):
+        said = (said + chunk)[-len(LET_GO) :]
+    if said != LET_GO:
+        os.kill(os.getpid(), signal.SIGTERM)

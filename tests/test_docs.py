@@ -56,6 +56,7 @@ def test_the_commands_are_there() -> None:
     assert sorted(COMMANDS) == [
         f"spes-p2p {name}"
         for name in [
+            "attach",
             "bootstrap",
             "demo",
             "identity show",
@@ -64,6 +65,8 @@ def test_the_commands_are_there() -> None:
             "ledger show",
             "ledger verify",
             "limits",
+            "pause",
+            "resume",
             "run admit",
             "run create",
             "run recover",

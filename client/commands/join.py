@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from spes_p2p.client import folders
+from spes_p2p.client import folders, launch
 from spes_p2p.client.commands.limit_options import (
     Download,
     GpuPower,
@@ -20,17 +19,16 @@ from spes_p2p.client.commands.limit_options import (
     PauseOnBattery,
     Upload,
 )
+from spes_p2p.client.commands.memory_options import Compile, FrozenFormat, Memory, Moments
 from spes_p2p.client.commands.options import Announce, Bootstrap, Data, DataDir, Listen, LogJson, Run, Tied
 from spes_p2p.client.gpu import CPU, choose_devices
 from spes_p2p.client.output import complain
 from spes_p2p.client.settings import Choices, choose, from_flags, node_config
 from spes_p2p.client.tie import tie_to_parent
 from spes_p2p.config import NodeConfig
-from spes_p2p.errors import EXIT_INTERRUPTED, LinkError, UsageError
+from spes_p2p.errors import LinkError, UsageError
 from spes_p2p.network.addresses import parse_announce_address, parse_listen_address, parse_peer_address
-from spes_p2p.network.link import InviteLink, format_link, parse_link
-
-EXIT_KILLED = 1
+from spes_p2p.network.link import InviteLink, parse_link
 
 
 def join(
@@ -46,18 +44,10 @@ def join(
     run: Run = None,
     capacity: Annotated[int | None, typer.Option("--capacity", help="Most expert shards to own.")] = None,
     threads: Annotated[int | None, typer.Option("--threads", help="CPU threads of the trainer. Default: 1.")] = None,
-    frozen_format: Annotated[
-        str | None, typer.Option("--frozen-format", help="How others' experts are stored: fp32, bf16, int8 or int4.")
-    ] = None,
-    moments: Annotated[
-        str | None, typer.Option("--moments", help="How the optimizer's moments are stored: fp32 or int8.")
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option("--memory", help="Most memory to train with, such as 10GB: the GPU's, else RAM.")
-    ] = None,
-    compile_: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="Compile the attention layers (GPU only).")
-    ] = None,
+    frozen_format: FrozenFormat = None,
+    moments: Moments = None,
+    memory: Memory = None,
+    compile_: Compile = None,
     upload: Upload = None,
     download: Download = None,
     monthly: Monthly = None,
@@ -70,6 +60,9 @@ def join(
         int | None, typer.Option("--rounds", help="Train until this round is certified, then only serve.")
     ] = None,
     headless: Annotated[bool, typer.Option("--headless", help="No terminal UI: log lines instead.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "--background", help="Start in the background; `attach` shows it.")
+    ] = False,
     log_json: LogJson = False,
     tied: Tied = False,
 ) -> int:
@@ -77,7 +70,11 @@ def join(
 
     Without LINK: --run, then SPES_RUN, then the run that this machine joined last. In a terminal it opens the terminal
     UI; elsewhere, or with --headless, it prints log lines. Ctrl-C once leaves properly, twice ends now.
+
+    Example: spes-p2p join LINK --gpu 0 --data ~/texts
     """
+    if detach and (log_json or tied):
+        raise UsageError("--detach and --log-json: give one of them; a node in the background logs to node.log")
     flags = from_flags(
         data_dir=data_dir,
         run=run,
@@ -102,14 +99,19 @@ def join(
         gpu_power=gpu_power,
         rounds=rounds,
     )
+    config, invite = _resolve(link, flags)
     if tied:
         tie_to_parent()
-    return _join(link, choose(flags), headless=headless, log_json=log_json)
+    if detach:
+        return launch.run_in_background(config, invite)
+    if headless or log_json or not launch.is_terminal():
+        return launch.run_headless(config, invite, as_json=log_json)
+    return launch.run_with_ui(config, invite)
 
 
-def _join(link: str | None, chosen: Choices, *, headless: bool, log_json: bool) -> int:
-    """The same with the choices of all places."""
-    choices = _checked_addresses(chosen)
+def _resolve(link: str | None, flags: Choices) -> tuple[NodeConfig, InviteLink]:
+    """What to start, from all that was said. Raises UsageError, MachineError."""
+    choices = _checked_addresses(choose(flags))
     invite = parse_link(link) if link is not None else find_link(choices)
     if choices.bootstrap:
         # an address given by hand is tried first: it is the newest news
@@ -126,9 +128,7 @@ def _join(link: str | None, chosen: Choices, *, headless: bool, log_json: bool) 
         )
     if devices == (CPU,) and choices.gpu is None:
         complain("no usable GPU: training on the CPU (--gpu none says so without asking)")
-    if headless or log_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return _run_headless(config, invite, as_json=log_json)
-    return _run_with_ui(config, invite)
+    return config, invite
 
 
 def find_link(choices: Choices) -> InviteLink:
@@ -168,35 +168,3 @@ def _checked_addresses(choices: Choices) -> Choices:
     if choices.bootstrap:
         checked["bootstrap"] = tuple(parse_peer_address(text).text for text in choices.bootstrap)
     return choices.model_copy(update=checked)
-
-
-def _run_headless(config: NodeConfig, invite: InviteLink, *, as_json: bool) -> int:
-    from spes_p2p.client.foreground import run_in_foreground
-    from spes_p2p.client.logs import set_up
-
-    return run_in_foreground(config, invite, set_up(as_json=as_json))
-
-
-def _run_with_ui(config: NodeConfig, invite: InviteLink) -> int:
-    from spes_p2p.client.node_process import NodeProcess
-    from spes_p2p.client.ui.app import SwarmApp
-    from spes_p2p.client.ui.feed import ControlFeed
-    from spes_p2p.node.files import LOG_FILE
-    from spes_p2p.storage.atomic import make_folder
-
-    make_folder(config.data_dir)
-    log_file: Path = config.data_dir / LOG_FILE
-    process = NodeProcess(config, format_link(invite), log_file)
-    try:
-        SwarmApp([ControlFeed(config.data_dir, pid=process.pid, exit_code=process.exit_code)]).run()
-    finally:
-        if process.exit_code() is None:
-            complain("ending the node")
-        exit_code = process.close()
-    if exit_code not in (0, EXIT_INTERRUPTED):
-        complain(process.last_words())
-        complain(f"(all of it: {log_file})")
-    elif exit_code == 0:
-        complain("left the run")
-    # a signal's number is no exit code of ours
-    return exit_code if exit_code >= 0 else EXIT_KILLED

@@ -11,13 +11,16 @@ from spes_p2p.client.commands.limits import limit_lines
 from spes_p2p.client.commands.options import DataDir, Json, Run
 from spes_p2p.client.output import bytes_text, duration_text, say, short_peer
 from spes_p2p.client.settings import choose, from_flags
-from spes_p2p.client.standing import ON_PURPOSE, certified_text, trouble_texts
+from spes_p2p.client.standing import ON_PURPOSE, certified_text, leave_text, trouble_texts
 from spes_p2p.node.control_client import read_snapshot
 from spes_p2p.node.snapshot import NodeSnapshot
 
 
 def status(data_dir: DataDir = None, run: Run = None, json: Json = False) -> None:
-    """Show what the node on this machine is doing."""
+    """Show what the node on this machine is doing.
+
+    Example: spes-p2p status --data-dir ./a
+    """
     choices = choose(from_flags(data_dir=data_dir, run=run))
     snapshot = read_snapshot(folders.find_folder(choices.data_dir, choices.run))
     if json:
@@ -36,6 +39,13 @@ def status_lines(snapshot: NodeSnapshot) -> Iterator[str]:
     yield f"certified  {certified_text(snapshot)}"
     for label, text in trouble_texts(snapshot):
         yield f"{label:<10} {text}"
+    if snapshot.pause is not None:
+        since = duration_text(snapshot.pause.since_ms)
+        yield f"paused     for {since}: {', '.join(snapshot.pause.reasons)}"
+        if snapshot.pause.reason:
+            yield f"leases     {snapshot.pause.reason}"
+    if snapshot.leave is not None:
+        yield f"leave      {leave_text(snapshot.leave)}"
     yield f"round      {snapshot.round.number}: {round_text(snapshot)}"
     mine = [str(view.shard) for view in snapshot.shards if view.mine]
     orphans = [str(view.shard) for view in snapshot.shards if not view.owners]

@@ -6,7 +6,7 @@ import asyncio
 import queue
 import time
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from textual import work
 from textual.app import App, ComposeResult
@@ -33,7 +33,8 @@ TELL_S = 0.1
 
 
 class SwarmApp(App[str]):
-    """Shows one node of `feeds` at a time. Returns `stop` if the user wants an end at once, else the empty text."""
+    """Shows one node of `feeds` at a time. Returns `stop` if the user wants an end at once, `detach` if the node shall
+    go on without the UI, else the empty text."""
 
     CSS_PATH = "app.tcss"
     TITLE = "spes-p2p"
@@ -41,6 +42,7 @@ class SwarmApp(App[str]):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012  # declared by the base class
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("l", "leave", "leave"),
+        Binding("d", "detach", "detach"),
         Binding("q", "ask_quit", "quit"),
         Binding("question_mark", "help", "help", key_display="?"),
         Binding("ctrl+c", "interrupt", "leave", show=False, priority=True),
@@ -54,11 +56,20 @@ class SwarmApp(App[str]):
     silent_s: reactive[int] = reactive(0)
 
     def __init__(
-        self, feeds: Sequence[Feed], *, can_leave: bool = True, now_s: Callable[[], float] = time.monotonic
+        self,
+        feeds: Sequence[Feed],
+        *,
+        can_leave: bool = True,
+        role: Literal["own", "attached"] = "own",
+        can_detach: bool = False,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`can_detach`: a node of one's own can go on without the UI. Closing an `attached` one ends nothing."""
         super().__init__()
         self._feeds = tuple(feeds)
         self._can_leave = can_leave
+        self._role = role
+        self._can_detach = can_detach or role == "attached"
         self._now_s = now_s
         self._current = 0
         self._heard_at_s = now_s()
@@ -142,6 +153,8 @@ class SwarmApp(App[str]):
         """Offer only what makes sense here."""
         if action == "leave":
             return self._can_leave
+        if action == "detach":
+            return self._can_detach
         return True
 
     async def action_leave(self) -> None:
@@ -162,14 +175,22 @@ class SwarmApp(App[str]):
 
     async def action_interrupt(self) -> None:
         """Ctrl-C: once, leave properly; twice, or where there is nothing to leave, end now."""
-        if self._can_leave and not self._leave_asked and self.snapshot is not None:
+        if self._role == "attached":
+            self.exit("detach")
+        elif self._can_leave and not self._leave_asked and self.snapshot is not None:
             await self.action_leave()
         else:
             self.exit("stop")
 
+    def action_detach(self) -> None:
+        """Close the UI; the node goes on."""
+        self.exit("detach")
+
     def action_ask_quit(self) -> None:
         """Ask how to end."""
-        if not isinstance(self.screen, QuitScreen):
+        if self._role == "attached":
+            self.exit("detach")
+        elif not isinstance(self.screen, QuitScreen):
             self.push_screen(QuitScreen(can_leave=self._can_leave), self._quit)
 
     async def _quit(self, answer: str | None) -> None:

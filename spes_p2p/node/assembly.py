@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from spes_p2p.config import RunConfig
@@ -16,6 +16,7 @@ from spes_p2p.node.chain_source import ChainSource
 from spes_p2p.node.driver import Driver, MessageTransport, Tools
 from spes_p2p.node.fetching import Holdings
 from spes_p2p.node.files import JOURNAL_FILE, LEDGER_FILE
+from spes_p2p.node.holds import Holds
 from spes_p2p.node.keeping import Keeper
 from spes_p2p.node.resume import Checkpoint, Resumption, resume
 from spes_p2p.node.sizes import piece_sizes
@@ -52,6 +53,8 @@ class Base:
     """Peers of the run that are known by now, besides the members."""
     waiting: Callable[[str], None] = lambda text: None
     """What the start waits for, for people."""
+    holds: Holds = field(default_factory=Holds)
+    """Why training is held."""
 
 
 async def make_tools(stack: contextlib.AsyncExitStack, base: Base) -> Tools:
@@ -84,6 +87,7 @@ async def make_tools(stack: contextlib.AsyncExitStack, base: Base) -> Tools:
         signed_run=base.signed,
         notify=base.notify,
         changed=base.changed,
+        holds=base.holds,
     )
 
 

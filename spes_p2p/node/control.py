@@ -2,14 +2,20 @@
 
     GET  /snapshot                one NodeSnapshot, JSON
     GET  /events?after=NUMBER     server-sent events, without end: `snapshot` (NodeSnapshot) and `log` (LogEvent)
+    GET  /log?after=NUMBER        the last 1000 LogEvents
+    GET  /metrics                 for Prometheus
+    GET  /openapi.json            this API, described
+    POST /pause, /resume          hold training, and end that
     POST /leave                   leave properly
     POST /recover                 begin a new epoch by the run's recovery key; refused by a line in the log
     POST /stop                    end now, without a leave
     GET, POST /limits             see budgets/api.py
 
 Every request carries the token of `control.json`, a file in the data folder that only its owner can read and that is
-there while the node runs. Requests under another host name than loopback's are refused, so that a page in a browser
-cannot reach the node by rebinding its name. `control_client` is the other side.
+there while the node runs. Prometheus reads the token alone from `metrics.token` (`credentials_file`) and the address
+from `metrics.targets.json` (`file_sd_configs`). All are new at each start. Requests under another host name than
+loopback's are refused, so that a page in a browser cannot reach the node by rebinding its name. `control_client` is the
+other side.
 """
 
 from __future__ import annotations
@@ -23,6 +29,7 @@ import socket
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 import uvicorn
@@ -30,26 +37,29 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spes_p2p.errors import LocalStateError, MachineError
 from spes_p2p.node.budgets.api import LimitsHandle, limits_routes
 from spes_p2p.node.control_client import ControlAddress
-from spes_p2p.node.files import CONTROL_FILE
+from spes_p2p.node.files import CONTROL_FILE, METRICS_TARGETS_FILE, METRICS_TOKEN_FILE
+from spes_p2p.node.holds import PAUSE, Pausable
+from spes_p2p.node.metrics import CONTENT_TYPE, exposition, metrics_of
+from spes_p2p.node.openapi import describe
 from spes_p2p.node.snapshot import LogEvent, NodeSnapshot
 from spes_p2p.storage.atomic import write_file
 
 LOOPBACK = "127.0.0.1"
 IDLE_S = 1.0
 """A stream says something at least this often, so that its reader can tell a quiet node from a frozen one."""
-MIN_GAP_S = 0.1
-"""A stream sends snapshots no faster than this."""
+MIN_GAP_S = 0.25
+"""A stream sends snapshots no faster than this: four a second are seen as moving, and cost little."""
 CLOSE_S = 2
 """Open requests get this long when the node ends."""
 
 
-class NodeHandle(LimitsHandle, Protocol):
+class NodeHandle(Pausable, LimitsHandle, Protocol):
     """What the local API and the commands may do with the running node."""
 
     def snapshot(self) -> NodeSnapshot:
@@ -73,8 +83,9 @@ class NodeHandle(LimitsHandle, Protocol):
         on; else the log says why not."""
         ...
 
-    def request_stop(self) -> None:
-        """End now, without a leave."""
+    def request_stop(self, *, keep_wish: bool = False) -> None:
+        """End now, without a leave. `keep_wish`: one that was asked for is completed at the next start; else it is
+        taken back."""
         ...
 
 
@@ -108,15 +119,57 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _application(handle: NodeHandle, address: ControlAddress, closing: asyncio.Event) -> Starlette:
+def _looking(handle: NodeHandle, closing: asyncio.Event) -> list[BaseRoute]:
+    """What only looks."""
+
     async def snapshot(_: Request) -> Response:
-        return Response(msgspec.json.encode(handle.snapshot()), media_type="application/json")
+        return _json(handle.snapshot())
 
     async def events(request: Request) -> Response:
-        text = request.query_params.get("after", "0")
-        if not text.isdecimal() or len(text) > 18:
+        after = _number(request)
+        if after is None:
             return PlainTextResponse("after: not a number", 400)
-        return StreamingResponse(_event_stream(handle, int(text), closing), media_type="text/event-stream")
+        return StreamingResponse(_event_stream(handle, after, closing), media_type="text/event-stream")
+
+    async def log(request: Request) -> Response:
+        after = _number(request)
+        return PlainTextResponse("after: not a number", 400) if after is None else _json(handle.events(after))
+
+    async def metrics(_: Request) -> Response:
+        return Response(exposition(metrics_of(handle.snapshot())), headers={"content-type": CONTENT_TYPE})
+
+    async def openapi(_: Request) -> Response:
+        return _json(describe())
+
+    return [
+        Route("/snapshot", snapshot, methods=["GET"]),
+        Route("/events", events, methods=["GET"]),
+        Route("/log", log, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
+        Route("/openapi.json", openapi, methods=["GET"]),
+    ]
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _number(request: Request) -> int | None:
+    """`after`; None: it is no number."""
+    text = request.query_params.get("after", "0")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else None
+
+
+def _asking(handle: NodeHandle) -> list[BaseRoute]:
+    """What asks the node to do something."""
+
+    async def pause(_: Request) -> Response:
+        handle.set_hold(PAUSE, True)
+        return Response(status_code=202)
+
+    async def resume(_: Request) -> Response:
+        handle.set_hold(PAUSE, False)
+        return Response(status_code=202)
 
     async def leave(_: Request) -> Response:
         handle.request_leave()
@@ -130,17 +183,13 @@ def _application(handle: NodeHandle, address: ControlAddress, closing: asyncio.E
         handle.request_stop()
         return Response(status_code=202)
 
-    return Starlette(
-        routes=[
-            Route("/snapshot", snapshot, methods=["GET"]),
-            Route("/events", events, methods=["GET"]),
-            Route("/leave", leave, methods=["POST"]),
-            Route("/recover", recover, methods=["POST"]),
-            Route("/stop", stop, methods=["POST"]),
-            *limits_routes(handle),
-        ],
-        middleware=[Middleware(_Guard, address=address)],
-    )
+    return [
+        Route("/pause", pause, methods=["POST"]),
+        Route("/resume", resume, methods=["POST"]),
+        Route("/leave", leave, methods=["POST"]),
+        Route("/recover", recover, methods=["POST"]),
+        Route("/stop", stop, methods=["POST"]),
+    ]
 
 
 async def _event_stream(handle: NodeHandle, after: int, closing: asyncio.Event) -> AsyncIterator[bytes]:
@@ -185,7 +234,10 @@ async def serve_control(handle: NodeHandle, data_dir: Path) -> AsyncIterator[Con
     closing = asyncio.Event()
     server = _Server(
         uvicorn.Config(
-            _application(handle, address, closing),
+            Starlette(
+                routes=[*_looking(handle, closing), *_asking(handle), *limits_routes(handle)],
+                middleware=[Middleware(_Guard, address=address)],
+            ),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -195,12 +247,14 @@ async def serve_control(handle: NodeHandle, data_dir: Path) -> AsyncIterator[Con
         )
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="local api")
-    path = data_dir / CONTROL_FILE
+    files = _files(address)
     try:
-        _publish(path, address)
+        for name, content in files.items():
+            _publish(data_dir / name, content)
         yield address
     finally:
-        path.unlink(missing_ok=True)
+        for name in files:
+            (data_dir / name).unlink(missing_ok=True)
         closing.set()
         server.should_exit = True
         try:
@@ -221,10 +275,20 @@ def _listen() -> socket.socket:
     return listener
 
 
-def _publish(path: Path, address: ControlAddress) -> None:
+def _files(address: ControlAddress) -> dict[str, bytes]:
+    """What says where the API is; `control.json` last, since whoever finds it may ask at once."""
+    place = urlsplit(address.url).netloc
+    return {
+        METRICS_TOKEN_FILE: address.token.encode(),
+        METRICS_TARGETS_FILE: msgspec.json.encode([{"targets": [place], "labels": {"job": "spes-p2p"}}]),
+        CONTROL_FILE: msgspec.json.encode(address),
+    }
+
+
+def _publish(path: Path, content: bytes) -> None:
     """Write the file so that nobody else can ever read it and no reader sees half of it."""
     try:
-        write_file(path, msgspec.json.encode(address))
+        write_file(path, content)
     except OSError as error:
         raise LocalStateError(
             f"{path} cannot be written: {error.strerror}\nCheck the folder's owner and free space."

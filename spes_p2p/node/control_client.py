@@ -17,6 +17,9 @@ from spes_p2p.node.snapshot import LogEvent, NodeSnapshot
 TIMEOUT_S = 5.0
 """A healthy node answers within milliseconds, and a stream says something every second."""
 MAX_LINE_BYTES = 8 << 20
+_STATE_OF_PROCESS = "/proc/{pid}/stat"
+_STOPPED = frozenset("Tt")
+"""Linux' letters for a process that was stopped by a signal or a debugger."""
 
 
 class ControlAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +54,21 @@ def read_snapshot(data_dir: Path) -> NodeSnapshot:
     return msgspec.json.decode(_request(data_dir, "GET", "/snapshot"), type=NodeSnapshot)
 
 
+def read_log(data_dir: Path, after: int = 0) -> list[LogEvent]:
+    """The node's last log lines with a number above `after`. Raises UnreachableError or LocalStateError."""
+    return msgspec.json.decode(_request(data_dir, "GET", f"/log?after={after}"), type=list[LogEvent])
+
+
+def request_pause(data_dir: Path) -> None:
+    """Ask the node in `data_dir` to hold its training. Raises UnreachableError or LocalStateError."""
+    _request(data_dir, "POST", "/pause")
+
+
+def request_resume(data_dir: Path) -> None:
+    """Ask the node in `data_dir` to train again. Raises UnreachableError or LocalStateError."""
+    _request(data_dir, "POST", "/resume")
+
+
 def request_leave(data_dir: Path) -> None:
     """Ask the node in `data_dir` to leave properly. Raises UnreachableError or LocalStateError."""
     _request(data_dir, "POST", "/leave")
@@ -67,7 +85,8 @@ def request_stop(data_dir: Path) -> None:
 
 
 async def stream(data_dir: Path, after: int = 0) -> AsyncIterator[NodeSnapshot | LogEvent]:
-    """Snapshots as they change, and log lines with a number above `after`, until the node ends.
+    """Snapshots as they change, and log lines with a number above `after`, until the node ends. A healthy node is
+    silent for a second at most.
 
     Raises UnreachableError when no node runs, or when it says nothing for `TIMEOUT_S`; LocalStateError for a damaged
     `control.json`.
@@ -133,7 +152,19 @@ def _nobody(data_dir: Path) -> str:
 
 
 def _silent(data_dir: Path, address: ControlAddress) -> str:
-    return f"the node in {data_dir} (process {address.pid}) does not answer: it is very busy, suspended or stuck"
+    who = f"the node in {data_dir} (process {address.pid}) does not answer"
+    if _is_stopped(address.pid):
+        return f"{who}: it is suspended; `kill -CONT {address.pid}` lets it go on"
+    return f"{who}: it is very busy, suspended or stuck"
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped the process; False where the system does not say."""
+    try:
+        text = Path(_STATE_OF_PROCESS.format(pid=pid)).read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].strip()[:1] in _STOPPED
 
 
 def _refused(data_dir: Path, status: int) -> str:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from spes_p2p.errors import IdentityError, RemoteProtocolError, TransportError
 from spes_p2p.ids import Digest, PeerId, RoundNumber
 from spes_p2p.node.errands import Errands
 from spes_p2p.node.fetching import Fetcher
+from spes_p2p.node.holds import Holds
+from spes_p2p.node.pausing import LeaseWatch, Pace, pause_view
 from spes_p2p.node.rounds import RoundTasks
+from spes_p2p.node.snapshot import PauseView
 from spes_p2p.node.state_sync import StateSync
 from spes_p2p.node.stored import TIP_META, StoredCertificates, entry_of, tables_of
 from spes_p2p.node.training import Training
@@ -76,6 +79,8 @@ class Tools:
     """(level, text) for people."""
     changed: Callable[[], None]
     """Something a user interface shows may have changed."""
+    holds: Holds = field(default_factory=Holds)
+    """Why training is held."""
 
 
 @dataclass(slots=True)
@@ -100,9 +105,11 @@ class Driver:
     def __init__(self, machine: RoundMachine, tools: Tools) -> None:
         self.machine = machine
         self.tally = Tally()
+        self.pace = Pace()
         self._tools = tools
+        self._lease_watch = LeaseWatch(tools.transport.peer_id, tools.notify)
         self._chain = StoredCertificates(tools.ledger)
-        self.rounds = RoundTasks(tools.sync, tools.training, self._spawn, self.give, tools.notify)
+        self.rounds = RoundTasks(tools.sync, tools.training, self._spawn, self.give, tools.notify, tools.holds)
         self.errands = Errands(tools.sync.holdings, tools.work, lambda: machine.head, self.give, tools.notify)
         self._inputs: asyncio.Queue[_Inbound] = asyncio.Queue()
         self._room = asyncio.Semaphore(MAX_WAITING)
@@ -148,6 +155,7 @@ class Driver:
     async def run(self) -> None:
         """Feed the machine until a proper leave is complete; raises what made a task of the driver fail."""
         try:
+            self._spawn(self._watch_holds(), "watch holds")
             self.rounds.load()
             await self._execute(self.machine.start(self._tools.clock.now_ms()))
             while not self._may_end():
@@ -188,11 +196,25 @@ class Driver:
             self.tally.messages_refused += 1
             effects = self._go_on(now_ms)
         await self._execute(effects)
+        if self.rounds.is_held_back and self.machine.progress(now_ms).manifests:
+            self.rounds.give_up()
         if inbound.answer is not None and not inbound.answer.done():
             if error is None:
                 inbound.answer.set_result(None)
             else:
                 inbound.answer.set_exception(error)
+
+    async def _watch_holds(self) -> None:
+        """Tell the machine and the trainer when a reason to hold training comes or goes."""
+        holds, told = self._tools.holds, False
+        while True:
+            if holds.held != told:
+                told = holds.held
+                self.give(fx.HoldWanted(held=told))
+            self.rounds.hold_changed()
+            self._look_at_leases()
+            self._tools.changed()
+            await holds.changed.wait()
 
     def _go_on(self, now_ms: int) -> list[fx.Effect]:
         """What is due all the same after an input was refused. What the machine cannot do now is tried again later: a
@@ -348,6 +370,8 @@ class Driver:
         tip = {TIP_META: bytes(effect.head.hash)}
         await asyncio.to_thread(lambda: self._tools.ledger.append(entry, meta=tip, tables=tables))
         self.tally.rounds_adopted += 1
+        self.pace.adopted(self._tools.clock.now_ms())
+        self._look_at_leases()
         if effect.abandoned:
             self.rounds.abandon()
         self._tools.sync.adopted(effect)
@@ -363,12 +387,29 @@ class Driver:
         self._tools.sync.went_back(effect, decode_certificate(entry.certificate) if entry is not None else None)
         self.rounds.load()
 
+    def _look_at_leases(self) -> None:
+        self._lease_watch.look(self._tools.holds, self.machine.head, self.pause())
+
     # --- for the rest of the node -------------------------------------------------------------------------------------
 
     @property
     def loaded(self) -> Head | None:
         """The head whose start the trainer has loaded."""
         return self._tools.training.loaded
+
+    @property
+    def has_left(self) -> bool:
+        """Whether a proper leave is complete, but for the last messages on their way."""
+        return self._left_at_ms is not None
+
+    def pause(self) -> PauseView | None:
+        """What the hold of training means for this node's shards; None: it is not held."""
+        if not self._tools.holds.held:
+            return None
+        now_ms = self._tools.clock.now_ms()
+        elapsed_ms = self.machine.progress(now_ms).elapsed_ms
+        head, me = self.machine.head, self._tools.transport.peer_id
+        return pause_view(self._tools.holds, head, me, self.pace, now_ms=now_ms, elapsed_ms=elapsed_ms)
 
     def pin(self, blobs: list[Digest]) -> None:
         """These blobs are needed by others until this node ends."""

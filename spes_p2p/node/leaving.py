@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
 
 from spes_p2p.errors import MachineError, TrainerError
@@ -11,10 +12,27 @@ from spes_p2p.ids import Digest
 from spes_p2p.node.driver import Driver
 from spes_p2p.node.files import LEAVE_FILE
 from spes_p2p.node.handover import encode_index
+from spes_p2p.node.pausing import Pace
+from spes_p2p.node.snapshot import LeaveStep, LeaveView
 from spes_p2p.node.training import Training
 from spes_p2p.ports import BlobStore
 from spes_p2p.protocol import effects as fx
+from spes_p2p.protocol.head import Head
+from spes_p2p.protocol.progress import Progress
 from spes_p2p.storage.atomic import write_file
+
+_HANDOVER_EXTRA_MS = 2_000
+"""For asking and answering, besides the bytes at the run's minimum rate."""
+_BEFORE_THE_CUT = frozenset({"load", "train", "publish", "acknowledge"})
+"""Phases in which the round's cut can still name the leave."""
+
+
+class LeaveStage(IntEnum):
+    """How far a leave is before it has been said."""
+
+    FINISH = 0
+    HAND_OVER = 1
+    SAID = 2
 
 
 class LeaveWish:
@@ -23,6 +41,9 @@ class LeaveWish:
     def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / LEAVE_FILE
         self.wanted = asyncio.Event()
+        self.stage = LeaveStage.FINISH
+        self.handover_bytes = 0
+        """What those who take over have to fetch."""
 
     @property
     def is_stored(self) -> bool:
@@ -40,7 +61,11 @@ class LeaveWish:
 
 
 async def leave_properly(
-    driver: Driver, training: Training, blobs: BlobStore, notify: Callable[[str, str], None]
+    driver: Driver,
+    training: Training,
+    blobs: BlobStore,
+    notify: Callable[[str, str], None],
+    wish: LeaveWish,
 ) -> None:
     """Let the training that is under way end and its update go out, export masters and moments, and say the leave.
 
@@ -48,11 +73,13 @@ async def leave_properly(
     """
     shards: dict[int, tuple[Digest, int]] = {}
     await driver.rounds.finish()
+    wish.stage = LeaveStage.HAND_OVER
     if driver.machine.is_member:
         try:
             shards = await training.export()
         except (TrainerError, MachineError) as error:
             notify("warning", f"nothing is handed over: {error}")
+    wish.stage, wish.handover_bytes = LeaveStage.SAID, sum(size for _, size in shards.values())
     if not shards:
         driver.give(fx.LeaveWanted(handover=None, handover_bytes=0))
         return
@@ -60,3 +87,46 @@ async def leave_properly(
     blob = await asyncio.to_thread(blobs.put, index)
     driver.pin([blob, *(shard_blob for shard_blob, _ in shards.values())])
     driver.give(fx.LeaveWanted(handover=blob, handover_bytes=len(index)))
+
+
+def leave_view(
+    wish: LeaveWish, head: Head | None, progress: Progress | None, pace: Pace, *, has_left: bool
+) -> LeaveView:
+    """What remains of a leave that is wanted, and about how long until this machine may be switched off.
+
+    `head`, `progress`: None before the machine runs, when there is nothing to leave.
+    """
+    if has_left:
+        last = LeaveStep(name="last messages", text="the last messages are on their way; safe to close")
+        return LeaveView(steps=(last,), safe_in_ms=0, safe_to_close=True)
+    if head is None or progress is None:
+        return LeaveView(safe_in_ms=0, safe_to_close=True)
+    rate = head.run.config.protocol.min_rate_bytes_per_s
+    hand_over_ms = wish.handover_bytes * 1000 // rate + _HANDOVER_EXTRA_MS
+    missing, total = progress.successors
+    if progress.let_go_ms is not None:
+        text = f"the new owners fetch what is handed over ({total - missing} of {total} have)"
+        longest_ms = head.run.config.protocol.round_max_ms - progress.let_go_ms
+        left_ms = hand_over_ms - progress.let_go_ms
+        step = LeaveStep(name="successors", text=text)
+        return LeaveView(steps=(step,), safe_in_ms=max(0, min(left_ms if left_ms > 0 else longest_ms, longest_ms)))
+    num_rounds = 1 if progress.phase in _BEFORE_THE_CUT else 2
+    until_ms = None if progress.tentative or progress.waiting else pace.until_ms(num_rounds, progress.elapsed_ms)
+    hands_over = len(head.state.roster) > 1 and (wish.stage < LeaveStage.SAID or wish.handover_bytes > 0)
+    if until_ms is not None and hands_over:
+        until_ms += hand_over_ms
+    return LeaveView(steps=_steps(wish, progress, hands_over=hands_over), safe_in_ms=until_ms)
+
+
+def _steps(wish: LeaveWish, progress: Progress, *, hands_over: bool) -> tuple[LeaveStep, ...]:
+    """Before a certificate lets the node go."""
+    steps = []
+    if wish.stage <= LeaveStage.FINISH:
+        steps.append(LeaveStep(name="finish", text="this round's training ends, and its update goes out"))
+    if wish.stage <= LeaveStage.HAND_OVER:
+        steps.append(LeaveStep(name="hand over", text="masters and moments are packed for those who take over"))
+    tentative = "; tentative ones let nobody go" if progress.tentative or progress.waiting else ""
+    steps.append(LeaveStep(name="certificate", text=f"the certificate that lets this node go{tentative}"))
+    if hands_over:
+        steps.append(LeaveStep(name="successors", text="the new owners fetch what is handed over"))
+    return tuple(steps)

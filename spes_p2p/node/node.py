@@ -34,10 +34,11 @@ from spes_p2p.node.control import NodeHandle
 from spes_p2p.node.driver import Driver, Tools
 from spes_p2p.node.files import BLOBS_FOLDER, IDENTITY_FILE, LEDGER_FILE, TRAINER_FOLDER
 from spes_p2p.node.history import read_manifest
-from spes_p2p.node.holds import Holds
+from spes_p2p.node.holds import PAUSE, Holds
 from spes_p2p.node.joining import ManifestSeeker, bring_held_out, check_admission, find_peers, save_manifest
 from spes_p2p.node.leaving import LeaveWish, leave_properly
 from spes_p2p.node.log import LogBridge, NodeLog
+from spes_p2p.node.pausing import PauseWish, remember
 from spes_p2p.node.recovery import read_recovery_key
 from spes_p2p.node.resume import checkpoint_of, drop_damaged
 from spes_p2p.node.snapshot import LimitsView, LogEvent, NodeSnapshot
@@ -83,7 +84,8 @@ class Node:
         self._view: View | None = None
         self._stopping = asyncio.Event()
         self._wish = LeaveWish(config.data_dir)
-        self._holds = Holds()
+        self._pause_wish = PauseWish(config.data_dir)
+        self._holds = Holds(self._clock.now_ms)
         power = GpuPower((config.device, *config.more_devices))
         self._budgets = Budgets(config.data_dir, self.set_hold, self._log.tell, power)
         self._takes_part = False
@@ -115,6 +117,15 @@ class Node:
         except MachineError as error:
             self._log.tell("warning", f"a restart would forget the wish to leave: {error}")
 
+    def set_hold(self, reason: str, held: bool) -> None:
+        """Hold training for a reason, or no longer for it; the user's own pause is remembered over a restart."""
+        if reason == PAUSE:
+            remember(self._pause_wish, held, self._log.tell)
+        if held == (reason in self._holds.reasons):
+            return
+        self._holds.set(reason, held)
+        self._log.tell("info", hold_text(self._holds, reason, held, self._view))
+
     def request_recovery(self) -> None:
         """Begin a new epoch with the members that are heard."""
         driver = self._view.driver if self._view is not None else None
@@ -124,17 +135,14 @@ class Node:
             self._log.tell("warning", "a recovery was asked for")
             driver.give(fx.RecoverWanted())
 
-    def set_hold(self, reason: str, held: bool) -> None:
-        """Hold training for `reason`, or no longer for it."""
-        self._holds.set(reason, held)
-        self._log.changed()
-
     async def change_limits(self, changes: Mapping[str, str]) -> LimitsView:
         """Change limits, now and over restarts. Raises ConfigError, MachineError, LocalStateError."""
         return await self._budgets.change(changes)
 
-    def request_stop(self) -> None:
-        """End now."""
+    def request_stop(self, *, keep_wish: bool = False) -> None:
+        """End now. `keep_wish`: a leave that was asked for is completed at the next start."""
+        if not keep_wish:
+            self._wish.forget()
         self._stopping.set()
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -147,6 +155,9 @@ class Node:
             bridge = LogBridge(self._log)
             logging.getLogger("spes_p2p").addHandler(bridge)
             stack.callback(logging.getLogger("spes_p2p").removeHandler, bridge)
+            if self._pause_wish.is_stored:
+                self._holds.set(PAUSE, True)
+                self._log.tell("info", "paused before this start, and still: `spes-p2p resume` trains again")
             identity = load_or_create_identity(config.data_dir / IDENTITY_FILE)
             signed = read_manifest(config.data_dir)
             if signed is not None and run_id(signed.manifest) != self._link.run:
@@ -172,6 +183,8 @@ class Node:
                 addresses=await transport.addresses(),
                 watch=TrainerWatch(self._log.tell),
                 is_leaving=self._wish.wanted.is_set,
+                wish=self._wish,
+                holds=self._holds,
                 limits=self._budgets.view,
                 waiting_for="the run's manifest from its peers",
             )
@@ -275,6 +288,7 @@ class Node:
                 changed=self._log.changed,
                 peers=peers,
                 waiting=waiting,
+                holds=self._holds,
             )
             tools = await make_tools(stack, base)
             capacity = self._fit_line(tools.sync.head, identity.peer_id, ready.capacity)
@@ -283,8 +297,9 @@ class Node:
             self._follow_line(driver, identity.peer_id)
             self._takes_part = True
             view.driver, view.sync, view.holds_recovery_key = driver, tools.sync, recovery is not None
-            self._remember_leave(driver)
             stack.callback(driver.close)
+            if self._has_left_before(driver):
+                return
             transport.set_message_handler(driver.receive)
             await run_beside(
                 driver.run(),
@@ -384,19 +399,21 @@ class Node:
             silent_ms = self._clock.now_ms() - driver.heard_at_ms
             watch.judge(silent_ms, is_member=machine.is_member, num_others=num_others)
 
-    def _remember_leave(self, driver: Driver) -> None:
-        """Go on with a leave that was asked for before a restart; one that is done meanwhile is forgotten."""
+    def _has_left_before(self, driver: Driver) -> bool:
+        """Go on with a leave that was asked for before a restart. True: it is done, and this node ends with it."""
         if not self._wish.is_stored:
-            return
+            return False
         if driver.machine.is_member:
             self._log.tell("info", "a leave was asked for before this start: it is completed first")
             self._wish.wanted.set()
-        elif not self._wish.wanted.is_set():
-            self._wish.forget()
+            return False
+        self._wish.forget()
+        self._log.tell("info", "the leave that was asked for before this start is done; join again to take part")
+        return True
 
     async def _watch_leave(self, driver: Driver, tools: Tools) -> None:
         await self._wish.wanted.wait()
-        await leave_properly(driver, tools.training, tools.blobs, self._log.tell)
+        await leave_properly(driver, tools.training, tools.blobs, self._log.tell, self._wish)
 
 
 async def run_beside(main: Coroutine[Any, Any, None], *beside: Coroutine[Any, Any, None]) -> None:
@@ -412,6 +429,15 @@ async def run_beside(main: Coroutine[Any, Any, None], *beside: Coroutine[Any, An
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def hold_text(holds: Holds, reason: str, held: bool, view: View | None) -> str:
+    """That training is held now for one more reason, or for one less, for people."""
+    if not held:
+        more = f"; it is still held: {', '.join(holds.reasons)}" if holds.held else "; training goes on"
+        return f"no longer held: {reason}{more}"
+    pause = view.driver.pause() if view is not None and view.driver is not None else None
+    return f"training is held: {reason}" + (f"; {pause.reason}" if pause is not None and pause.reason else "")
 
 
 def text_found(ready: Ready) -> str:

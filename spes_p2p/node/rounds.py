@@ -5,6 +5,10 @@
 
 Loads come one after the other. One that a newer certificate has overtaken is given up. When a branch is left, the
 training on it ends and gives nothing.
+
+While training is held (`holds`), what is under way ends after its present step and is handed in; a round that has not
+begun waits, since a short pause need not cost it, until it is released or another peer publishes: then the others must
+not wait for this one.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spes_p2p.errors import BlobError, NotFiniteError, SchemaError, TrainerError
+from spes_p2p.node.holds import Changes, Holds
 from spes_p2p.node.state_sync import StateSync
 from spes_p2p.node.training import Training
 from spes_p2p.protocol import effects as fx
@@ -30,6 +35,8 @@ class _Order:
     """It is to end, or not to begin."""
     abandoned: bool = False
     """It is on a branch that was left: what comes of it is not given."""
+    waits: bool = False
+    """Training is held: it waits for the end of that."""
 
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
@@ -45,8 +52,12 @@ class RoundTasks:
         spawn: Spawn,
         give: Callable[[fx.Input], None],
         notify: Callable[[str, str], None],
+        holds: Holds | None = None,
     ) -> None:
         self._sync = sync
+        self._holds = holds or Holds()
+        self._woken = Changes()
+        """Whoever waits for the end of a hold looks again."""
         self._trainer = training
         self._spawn = spawn
         self._give = give
@@ -54,14 +65,39 @@ class RoundTasks:
         self._training: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
         self._orders: list[_Order] = []
+        self._is_finishing = False
         self._is_finished = False
         self.num_published = 0
 
     async def finish(self) -> None:
         """Return when the training that is under way has ended; none begins any more: orders give nothing."""
+        self._is_finishing = True
+        self._woken.tell()
         while self._training is not None and not self._training.done():
             await asyncio.wait([self._training])
         self._is_finished = True
+
+    def hold_changed(self) -> None:
+        """A reason to hold training has come or gone: end what is under way, or let begin what waits."""
+        if self._holds.held:
+            self._trainer.stop()
+        self._woken.tell()
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a round is being trained, not one that waits for the end of a hold."""
+        return any(not order.waits for order in self._orders)
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether a round could be trained but for a hold."""
+        return any(order.waits and not order.stopped for order in self._orders)
+
+    def give_up(self) -> None:
+        """Others have published: say for a round that is held back that there will be nothing."""
+        for order in self._orders:
+            order.stopped |= order.waits
+        self._woken.tell()
 
     def load(self) -> None:
         """Bring the state of the newest certificate here and into the trainer."""
@@ -78,12 +114,14 @@ class RoundTasks:
         for order in self._orders:
             order.stopped |= order.train.round <= round_number
         self._trainer.stop()
+        self._woken.tell()
 
     def abandon(self) -> None:
         """The branch that was trained on has been left: end all training, and give nothing of it."""
         for order in self._orders:
             order.stopped = order.abandoned = True
         self._trainer.stop()
+        self._woken.tell()
 
     async def _train(self, order: _Order, loading: asyncio.Task[None] | None) -> None:
         try:
@@ -95,7 +133,11 @@ class RoundTasks:
         nothing = fx.nothing_trained(order.train.round, order.train.base)
         if loading is not None:
             await asyncio.wait([loading])
-        if self._is_finished or order.stopped:
+        order.waits = True
+        while self._holds.held and not order.stopped and not self._is_finishing:
+            await self._woken.wait()
+        order.waits = False
+        if self._is_finished or order.stopped or self._holds.held:
             return nothing
         result = await self._trainer.train(order.train)
         if order.abandoned:

@@ -163,6 +163,44 @@ class LimitsView(msgspec.Struct, frozen=True, kw_only=True):
     """How the rates and the run go together, such as that fewer shards are offered; empty: nothing to say."""
 
 
+class PauseView(msgspec.Struct, frozen=True, kw_only=True):
+    """Training is held: why, since when, and how long the rules let the node keep its shards."""
+
+    reasons: tuple[str, ...]
+    """Why, the oldest reason first; `pause` is the user's own."""
+    since_ms: int
+    """How long it has been held, ms."""
+    lease_ends_round: int | None = None
+    """The certificate of this round takes the first shards unless the node trains again before; None: none to lose."""
+    rounds_left: int | None = None
+    """Rounds until that one ends, the open one included."""
+    lease_ends_in_ms: int | None = None
+    """About how long until then; None: not known yet, or nothing to lose."""
+    shards: tuple[int, ...] = ()
+    """The shards that go first."""
+    reason: str = ""
+    """The same in words for people: what is kept, for how many rounds and about how long."""
+
+
+class LeaveStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a proper leave that is not done yet."""
+
+    name: Literal["finish", "hand over", "certificate", "successors", "last messages"]
+    text: str
+    """For people, such as `the new owners fetch what is handed over (1 of 2 have)`."""
+
+
+class LeaveView(msgspec.Struct, frozen=True, kw_only=True):
+    """What remains of a proper leave. Closing before it is safe costs nobody but those who take over."""
+
+    steps: tuple[LeaveStep, ...] = ()
+    """What remains, in order; the first is under way."""
+    safe_in_ms: int | None = None
+    """About how long until it is safe to close; 0: it is; None: not known."""
+    safe_to_close: bool = False
+    """Nobody needs anything of this node any more."""
+
+
 class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One look at a node."""
 
@@ -175,6 +213,12 @@ class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     voter: bool
     leaving: bool
     """A proper leave was asked for; `round.waiting_for` says what remains."""
+    paused: bool = False
+    """Training is held, for whatever reason."""
+    pause: PauseView | None = None
+    """None: training is not held."""
+    leave: LeaveView | None = None
+    """None: no leave was asked for."""
     certified_round: int
     """Round of the last certificate this node holds, final or tentative."""
     final_round: int = 0

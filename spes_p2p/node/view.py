@@ -7,24 +7,29 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Protocol
 
 import psutil
 
 from spes_p2p import __version__
-from spes_p2p.crypto import peer_text
 from spes_p2p.ids import PeerId
 from spes_p2p.node.driver import Driver
+from spes_p2p.node.holds import Holds
+from spes_p2p.node.lease_views import LeaseViews
+from spes_p2p.node.lease_views import peer_words as _text
+from spes_p2p.node.leaving import LeaveWish, leave_view
 from spes_p2p.node.names import short_names
+from spes_p2p.node.pausing import Pace
 from spes_p2p.node.snapshot import (
     PHASES,
     Counters,
     LearningView,
+    LeaveView,
     LimitsView,
     MachineView,
     NetworkView,
     NodeSnapshot,
+    PauseView,
     PeerView,
     Phase,
     PhaseView,
@@ -42,9 +47,6 @@ _CURVE_POINTS = 400
 _RATE_WINDOW_S = 5.0
 _MEMORY_EVERY_S = 2.0
 _UPDATES_SHOWN = 20
-
-_text = lru_cache(maxsize=1024)(peer_text)
-"""Snapshots name the same peers again and again."""
 
 
 class Lines(Protocol):
@@ -115,6 +117,8 @@ class View:
     watch: TrainerWatch
     is_leaving: Callable[[], bool]
     """A leave was asked for, perhaps before the machine can be told."""
+    wish: LeaveWish | None = None
+    holds: Holds = field(default_factory=Holds)
     driver: Driver | None = None
     sync: StateSync | None = None
     worker: Worker | None = None
@@ -124,6 +128,11 @@ class View:
     """Before the machine runs: what the start waits for."""
     rates: Rates = field(default_factory=Rates)
     _memory: tuple[float, int] = (0.0, 0)
+    _leases: LeaseViews = field(init=False)
+
+    def __post_init__(self) -> None:
+        """What is made once per certificate."""
+        self._leases = LeaseViews(self.peer)
 
     def snapshot(self, now_ms: int) -> NodeSnapshot:
         """One look."""
@@ -139,6 +148,9 @@ class View:
             member=driver is not None and driver.machine.is_member,
             voter=head is not None and self.peer in head.state.voters,
             leaving=self.is_leaving(),
+            paused=self.holds.held,
+            pause=self._pause(now_ms),
+            leave=self._leave(progress),
             certified_round=head.round if head is not None else 0,
             final_round=head.last_final.round if head is not None else 0,
             epoch=head.epoch if head is not None else 0,
@@ -156,6 +168,21 @@ class View:
             counters=self._counters(),
             limits=self.limits(),
         )
+
+    def _pause(self, now_ms: int) -> PauseView | None:
+        if not self.holds.held:
+            return None
+        if self.driver is not None:
+            return self.driver.pause()
+        return PauseView(reasons=self.holds.reasons, since_ms=now_ms - (self.holds.since_ms or now_ms))
+
+    def _leave(self, progress: Progress | None) -> LeaveView | None:
+        if self.wish is None or not self.wish.wanted.is_set():
+            return None
+        if self.driver is None:
+            return leave_view(self.wish, None, None, Pace(), has_left=False)
+        head = self.driver.machine.head
+        return leave_view(self.wish, head, progress, self.driver.pace, has_left=self.driver.has_left)
 
     def _round(self, progress: Progress | None, sync: StateSync | None) -> RoundView:
         if progress is None:
@@ -192,6 +219,8 @@ class View:
         return latest
 
     def _what_training_waits_for(self) -> str:
+        if self.holds.held:
+            return f"the end of the hold ({', '.join(self.holds.reasons)}): nothing is trained meanwhile"
         if self.worker is not None and self.worker.pid is None:
             return "the trainer process to start again"
         if self.driver is not None and self.driver.loaded is not self.driver.machine.head:
@@ -199,17 +228,7 @@ class View:
         return "the first training steps"
 
     def _shards(self) -> tuple[ShardView, ...]:
-        if self.driver is None:
-            return ()
-        return tuple(
-            ShardView(
-                shard=row.shard,
-                owners=tuple(_text(peer) for peer in self.driver.machine.head.state.owners(row.shard)),
-                mine=any(owner.who == self.peer for owner in row.owners),
-                last_accepted_round=max((owner.last for owner in row.owners), default=0),
-            )
-            for row in self.driver.machine.head.state.leases
-        )
+        return self._leases.shards(self.driver.machine.head) if self.driver is not None else ()
 
     def _learning(self) -> LearningView:
         latest = self._training_now()
@@ -232,18 +251,18 @@ class View:
         sent_per_s, received_per_s = self.rates.measure(sent, received)
         peers: tuple[PeerView, ...] = ()
         if self.driver is not None:
-            state = self.driver.machine.head.state
+            head = self.driver.machine.head
             peers = tuple(
                 PeerView(
                     peer=_text(row.peer),
                     me=row.peer == self.peer,
                     voter=row.voter_since is not None,
                     connected=row.peer == self.peer or self.transport.is_connected(row.peer),
-                    shards=state.shards_of(row.peer),
+                    shards=self._leases.owned(head, row.peer),
                     accepted_updates=row.accepted,
                     last_item_round=row.last_item_round,
                 )
-                for row in state.roster
+                for row in head.state.roster
             )
         return NetworkView(
             bytes_sent=sent,

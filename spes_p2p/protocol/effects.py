@@ -136,6 +136,13 @@ class RecoverWanted:
     """None: as a recovery that happens by itself would."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldWanted:
+    """This node's training is held, or no longer: what it would not train it does not ask for."""
+
+    held: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Nothing but time."""
@@ -155,6 +162,7 @@ Input: TypeAlias = (
     | LeaveWanted
     | HandoverTaken
     | RecoverWanted
+    | HoldWanted
     | Tick
 )
 

@@ -50,15 +50,20 @@ def begin(open_round: OpenRound, wishes: Wishes, *, stays: bool) -> None:
 
 
 def _say_claim(open_round: OpenRound, wishes: Wishes) -> None:
-    """Claim a shard while there is room here and one is vacant, or none is owned; state the capacity."""
+    """Claim a shard while there is room here and one is vacant, or none is owned; state the capacity.
+
+    A peer whose training is held states no capacity, so that nothing falls to it, not what it owned before either. In
+    round 1 a claim is the sign of life.
+    """
     context = open_round.context
     head, state = context.terms.head, context.terms.head.state
     row = state.row(context.me)
     owned = len(state.shards_of(context.me))
     vacant = any(not lease.owners for lease in state.leases)
-    wants = owned < wishes.capacity and (vacant or owned == 0)
-    if row is not None and (wants or row.capacity != wishes.capacity):
-        body = Claim(head.run.run_id, head.epoch, context.terms.round, wishes.capacity)
+    capacity = wishes.room if context.terms.round > 1 else wishes.capacity
+    wants = owned < capacity and (vacant or owned == 0)
+    if row is not None and (wants or row.capacity != capacity):
+        body = Claim(head.run.run_id, head.epoch, context.terms.round, capacity)
         open_round.say(context.sign_once("claim", body))
 
 

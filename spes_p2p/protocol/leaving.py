@@ -18,6 +18,8 @@ class Leaving:
     certified_at_ms: int | None = None
     shards: tuple[int, ...] = ()
     successors: set[PeerId] = field(default_factory=set)
+    """Those who have not fetched what is handed over."""
+    num_successors: int = 0
     done: bool = False
     reported: bool = False
 
@@ -34,6 +36,7 @@ class Leaving:
         if self.handover != NO_DIGEST:
             self.shards = before.state.shards_of(me)
             self.successors = {owner for shard in self.shards for owner in after.state.owners(shard)}
+            self.num_successors = len(self.successors)
         self.done = not self.successors
 
     def taken_over(self, successor: PeerId, handover: Digest) -> None:

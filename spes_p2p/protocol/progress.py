@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from spes_p2p.ids import PeerId
+from spes_p2p.protocol.leaving import Leaving
 from spes_p2p.protocol.rescue import Outlook, Rescue
 from spes_p2p.protocol.wire import ItemKind, Step
 
@@ -46,13 +47,17 @@ class Progress:
     """Whether the tip, or the certificate that is being made, is tentative."""
     waiting: str = ""
     """Why the run cannot go on, not even tentatively; empty: it can."""
+    let_go_ms: int | None = None
+    """Since a certificate let this peer leave; None: none has."""
+    successors: tuple[int, int] = (0, 0)
+    """(have not fetched yet what this peer handed over, all of them)."""
     recovery: Outlook | None = None
     """What a recovery by this peer would do; None: it holds no key, or the run can go on."""
 
 
 def progress_of(
     round_: OpenRound,
-    leaving: bool,
+    leaving: Leaving | None,
     finished: bool,
     now_ms: int,
     siding: Siding | None = None,
@@ -73,7 +78,7 @@ def progress_of(
     )
     prevotes, precommits = (len(voting.votes[step].get(view, {})) for step in (Step.PREVOTE, Step.PRECOMMIT))
     phase, waiting = _phase(round_, finished)
-    if leaving:
+    if leaving is not None:
         gone = "the new owners of its shards to fetch them" if not context.is_member else waiting
         waiting = gone or "the certificate that lets this node leave"
     deadline = voting.deadline_ms() if phase in ("aggregate", "vote", "acknowledge") else None
@@ -98,6 +103,8 @@ def progress_of(
         final_round=terms.head.last_final.round,
         tentative=terms.tentative or not terms.head.is_final,
         waiting=siding.halted if siding else "",
+        let_go_ms=now_ms - leaving.certified_at_ms if leaving and leaving.certified_at_ms is not None else None,
+        successors=(len(leaving.successors), leaving.num_successors) if leaving else (0, 0),
         recovery=rescue.outlook(context, siding.heard(terms), now_ms) if siding and rescue else None,
     )
 

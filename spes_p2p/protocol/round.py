@@ -16,8 +16,7 @@ a round follow from the previous certificate (`head.Terms`). A round is open fro
 A machine that is no member follows certificates, loads the state, and asks to join. One that missed rounds asks for
 certificates one after the other and loads the newest state only. A round may be open in several *ballots* one after the
 other: the final one, and tentative attempts of a side of the voters while the others are silent (`siding`). What lasts
-over all rounds after one final certificate is the `Height`; which tentative certificate to build on is decided in
-`branches`. Parts of the round live in files of their own: `updates`, `cuts`, `parts`, `bodies`, `voting`.
+over all rounds after one final certificate is the `Height`; `branches` decides which tentative one to build on.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ class RoundMachine:
     def progress(self, now_ms: int) -> Progress:
         """How far the open round is, for people."""
         finished = self._wishes.finished(self.head)
-        return progress_of(self._round, self.leaving, finished, now_ms, self._siding, self._rescue)
+        return progress_of(self._round, self._leaving, finished, now_ms, self._siding, self._rescue)
 
     # --- the one entrance --------------------------------------------------------------------------------------------
 
@@ -158,6 +157,8 @@ class RoundMachine:
                     say_leave(self._round, self._leaving)
             case fx.HandoverTaken():
                 context.send([event.leaver], HandoverDone(event.round, event.handover))
+            case fx.HoldWanted():
+                self._wishes = self._wishes.holding(event.held)
             case fx.RecoverWanted():
                 self._finish_own(self._rescue.wanted(context, event.keep, self._siding.heard(self.terms)))
             case _:
@@ -361,9 +362,8 @@ class RoundMachine:
         known = self._height.branches.get(body_hash(body))
         if known is not None:
             self._height.show(sender, known)
-        if (body.epoch, body.round) <= (self.head.epoch, self.head.last_final.round):
-            return
-        if known is not None and not self._height.branches.lacks(known):
+        is_old = (body.epoch, body.round) <= (self.head.epoch, self.head.last_final.round)
+        if is_old or (known is not None and not self._height.branches.lacks(known)):
             return
         if base is None:
             self._without_base(sender, certificate, data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spes_p2p.ports import Signer
 from spes_p2p.protocol.head import Head
@@ -23,6 +23,17 @@ class Wishes:
     """Train no more once this round is certified; serve on."""
     recovery: Signer | None = None
     """The run's recovery key, if this peer holds it."""
+    held: bool = False
+    """Training is held: this peer keeps what it owns for as long as the leases last, and wants no more."""
+
+    @property
+    def room(self) -> int:
+        """The capacity to state. Leases that are held do not depend on it."""
+        return 0 if self.held else self.capacity
+
+    def holding(self, held: bool) -> Wishes:
+        """The same with training held, or not."""
+        return replace(self, held=held)
 
     def finished(self, head: Head) -> bool:
         """Whether this peer has trained as many rounds as it wanted."""

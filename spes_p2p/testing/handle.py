@@ -19,6 +19,7 @@ from spes_p2p.node.snapshot import (
     MachineView,
     NetworkView,
     NodeSnapshot,
+    PauseView,
     PeerView,
     Phase,
     PhaseView,
@@ -172,6 +173,12 @@ class FakeHandle:
         self._snapshot = msgspec.structs.replace(self._snapshot, limits=limits)
         return limits
 
-    def request_stop(self) -> None:
+    def set_hold(self, reason: str, held: bool) -> None:
+        """Remembered in `asked`, and in the snapshot."""
+        self.asked.append(f"{'hold' if held else 'release'} {reason}")
+        pause = PauseView(reasons=(reason,), since_ms=0, reason="shard 0 kept for 2 rounds") if held else None
+        self._snapshot = msgspec.structs.replace(self._snapshot, paused=held, pause=pause)
+
+    def request_stop(self, *, keep_wish: bool = False) -> None:
         """Remembered in `asked`."""
-        self.asked.append("stop")
+        self.asked.append("stop, leave kept" if keep_wish else "stop")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spes_p2p.client import cli, folders
-from spes_p2p.client.commands import join
+from spes_p2p.client import cli, folders, launch
 from spes_p2p.client.commands.join import find_link
 from spes_p2p.client.settings import Choices
 from spes_p2p.crypto import Identity
@@ -74,7 +73,7 @@ def test_join_without_a_link_goes_on_in_the_folder_of_that_run(
     (home / "last").write_text(str(tmp_path / "node"))
     started: list[Path] = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(join, "_run_headless", lambda config, *_, **__: started.append(config.data_dir) or 0)
+    monkeypatch.setattr(launch, "run_headless", lambda config, *_, **__: started.append(config.data_dir) or 0)
     assert cli.run(["join", "--gpu", "none", "--headless", "--bootstrap", ENTRY, *arguments]) == 0
     assert started == [tmp_path / folder]
 

@@ -42,7 +42,7 @@ async def test_termination_never_waits_for_a_leave() -> None:
     handle = FakeHandle()
     running = asyncio.create_task(wait_for_ever())
     Interrupts(running, handle).stop()
-    assert handle.asked == ["stop"]
+    assert handle.asked == ["stop, leave kept"]
     running.cancel()
 
 

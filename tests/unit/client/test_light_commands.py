@@ -29,6 +29,8 @@ NUM_TRIES = 3
         (["status"], 3),
         (["leave"], 3),
         (["limits", "--upload", "1MB/s"], 3),
+        (["pause"], 3),
+        (["attach"], 3),
         (["run", "recover"], 3),
         (["identity", "show"], 0),
         (["ledger", "show"], 2),

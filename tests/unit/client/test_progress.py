@@ -12,6 +12,7 @@ import structlog
 
 from spes_p2p.client import logs
 from spes_p2p.client.progress import LOOK_EVERY_S, Progress
+from spes_p2p.node.snapshot import LeaveStep, LeaveView, NodeSnapshot
 from spes_p2p.testing.clock import VirtualClock
 from spes_p2p.testing.handle import FakeHandle, imagined_snapshot
 
@@ -91,3 +92,29 @@ def test_plain_lines_carry_no_colour_codes_into_a_file(capsys: pytest.CaptureFix
     logs.set_up(as_json=False).info("hello")
     line = capsys.readouterr().out
     assert "hello" in line and "\x1b" not in line
+
+
+async def test_what_remains_of_a_leave_is_told_at_each_step_and_every_ten_seconds(
+    captured: structlog.testing.LogCapture,
+) -> None:
+    handle = FakeHandle()
+    progress = Progress(structlog.get_logger())
+
+    def leaving(safe_in_ms: int, *texts: str) -> NodeSnapshot:
+        steps = tuple(LeaveStep(name="certificate", text=text) for text in texts)
+        return msgspec.structs.replace(imagined_snapshot(), leave=LeaveView(steps=steps, safe_in_ms=safe_in_ms))
+
+    for snapshot in (
+        leaving(38_000, "a", "b"),
+        leaving(31_000, "a", "b"),
+        leaving(29_000, "a", "b"),
+        leaving(28_000, "b"),
+    ):
+        await handle.show(snapshot)
+        progress.look(handle)
+    told = [entry["event"] for entry in captured.entries if "safe to close" in entry["event"]]
+    assert told == [
+        "safe to close in about 38 s; remains: a, then b",
+        "safe to close in about 29 s; remains: a, then b",
+        "safe to close in about 28 s; remains: b",
+    ]

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
+import signal
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -15,9 +20,10 @@ import pytest
 
 from spes_p2p.errors import LocalStateError, UnreachableError
 from spes_p2p.node import control_client
-from spes_p2p.node.control import serve_control
+from spes_p2p.node.budgets.api import limits_routes
+from spes_p2p.node.control import _asking, _looking, serve_control
 from spes_p2p.node.control_client import ControlAddress, find_control, read_snapshot
-from spes_p2p.node.files import CONTROL_FILE
+from spes_p2p.node.files import CONTROL_FILE, METRICS_TARGETS_FILE, METRICS_TOKEN_FILE
 from spes_p2p.node.snapshot import LogEvent, NodeSnapshot
 from spes_p2p.testing.handle import FakeHandle, imagined_snapshot
 
@@ -105,8 +111,8 @@ async def test_wrong_token_is_refused(address: ControlAddress, token: str) -> No
 async def test_missing_token_is_refused_on_every_path(handle: FakeHandle, address: ControlAddress) -> None:
     async with httpx.AsyncClient(base_url=address.url, trust_env=False) as client:
         answers = [await client.get(path) for path in ("/snapshot", "/events", "/nothing")]
-        answers += [await client.post(path) for path in ("/leave", "/stop")]
-    assert [answer.status_code for answer in answers] == [401] * 5
+        answers += [await client.post(path) for path in ("/leave", "/stop", "/pause", "/resume")]
+    assert [answer.status_code for answer in answers] == [401] * 7
     assert handle.asked == []
 
 
@@ -172,3 +178,64 @@ async def test_node_that_does_not_answer_is_named_as_such(tmp_path: Path, monkey
     hold.set()
     server.close()
     await server.wait_closed()
+
+
+async def test_pause_and_resume_reach_the_node_and_show_in_the_snapshot(
+    handle: FakeHandle, address: ControlAddress, tmp_path: Path
+) -> None:
+    await asyncio.to_thread(control_client.request_pause, tmp_path)
+    paused = await asyncio.to_thread(read_snapshot, tmp_path)
+    assert paused.paused
+    assert paused.pause is not None and paused.pause.reasons == ("pause",)
+    await asyncio.to_thread(control_client.request_resume, tmp_path)
+    assert not (await asyncio.to_thread(read_snapshot, tmp_path)).paused
+    assert handle.asked == ["hold pause", "release pause"]
+
+
+async def test_log_gives_the_lines_after_a_number(handle: FakeHandle, address: ControlAddress, tmp_path: Path) -> None:
+    for text in ("first", "second", "third"):
+        await handle.show(log=text)
+    found = await asyncio.to_thread(control_client.read_log, tmp_path, 1)
+    assert [(event.number, event.text) for event in found] == [(2, "second"), (3, "third")]
+
+
+@pytest.mark.parametrize(
+    "path", ["/log?after=-1", "/log?after=x", "/log?after=%D9%A1", "/log?after=1234567890123456789"]
+)
+async def test_bad_log_number_is_refused(address: ControlAddress, path: str) -> None:
+    assert (await get(address, path, Authorization=f"Bearer {address.token}")).status_code == 400
+
+
+async def test_prometheus_finds_address_and_token_in_files_that_only_the_owner_reads(
+    address: ControlAddress, tmp_path: Path
+) -> None:
+    token = (tmp_path / METRICS_TOKEN_FILE).read_text()
+    (target,) = msgspec.json.decode((tmp_path / METRICS_TARGETS_FILE).read_bytes())
+    assert stat.S_IMODE((tmp_path / METRICS_TOKEN_FILE).stat().st_mode) == 0o600
+    async with httpx.AsyncClient(base_url=f"http://{target['targets'][0]}", trust_env=False) as client:
+        answer = await client.get("/metrics", headers={"Authorization": f"Bearer {token}"})
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert "\nspes_round 7\n" in answer.text
+
+
+async def test_openapi_describes_every_path_that_is_served(handle: FakeHandle, address: ControlAddress) -> None:
+    described = (await get(address, "/openapi.json", Authorization=f"Bearer {address.token}")).json()
+    closing = asyncio.Event()
+    routes = [*_looking(handle, closing), *_asking(handle), *limits_routes(handle)]
+    served = {route.path: route.methods for route in routes}
+    assert set(described["paths"]) == set(served)
+    for path, methods in served.items():
+        assert {method.upper() for method in described["paths"][path]} == methods - {"HEAD"}
+    text = json.dumps(described)
+    names = set(re.findall(r'"#/components/schemas/(\w+)"', text))
+    assert names == set(described["components"]["schemas"])
+    assert {"NodeSnapshot", "LogEvent", "PauseView", "LeaveView"} <= names
+
+
+def test_process_that_a_signal_has_stopped_is_named_with_the_remedy() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
+        assert not control_client._is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        assert control_client._is_stopped(process.pid) == sys.platform.startswith("linux")
+        process.kill()

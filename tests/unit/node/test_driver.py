@@ -9,7 +9,7 @@ import pytest
 
 from spes_p2p.errors import IdentityError, MachineError, RemoteProtocolError, TrainerError
 from spes_p2p.node.driver import _REST_MS, MAX_WAITING
-from spes_p2p.node.leaving import leave_properly
+from spes_p2p.node.leaving import LeaveWish, leave_properly
 from spes_p2p.node.worker_messages import LoadStart, Publish, Train
 from spes_p2p.protocol import effects as fx
 from spes_p2p.testing.nodes import WAIT_S, NodeSwarm, SwarmNode, node_swarm, patient_run
@@ -158,7 +158,9 @@ async def test_leaver_hands_its_masters_over_and_ends(tmp_path: Path) -> None:
         # the keys decide who owns what: a shard with two owners has no heir that needs its masters
         sole = next(state.owners(shard)[0] for shard in range(4) if len(state.owners(shard)) == 1)
         leaver = next(node for node in founders if swarm.identity(node.name).peer_id == sole)
-        await leave_properly(leaver.driver, leaver.tools.training, leaver.tools.blobs, lambda level, text: None)
+        await leave_properly(
+            leaver.driver, leaver.tools.training, leaver.tools.blobs, lambda level, text: None, LeaveWish(tmp_path)
+        )
         await swarm.wait(leaver.running.done, "end of the leaver")
         assert leaver.running.exception() is None
         await swarm.wait_round(leaver.round + 2)
@@ -178,7 +180,9 @@ async def test_the_only_member_leaves_at_once(tmp_path: Path) -> None:
     async with node_swarm(tmp_path / "swarm") as swarm:
         (ada,) = await start_founders(swarm, ["ada"])
         await swarm.wait_round(2)
-        await leave_properly(ada.driver, ada.tools.training, ada.tools.blobs, lambda level, text: None)
+        await leave_properly(
+            ada.driver, ada.tools.training, ada.tools.blobs, lambda level, text: None, LeaveWish(tmp_path)
+        )
         await swarm.wait(ada.running.done, "end of the only member")
         assert ada.running.exception() is None
 

@@ -1,10 +1,11 @@
-"""What a node tells its volunteer about the text it trains on."""
+"""What a node tells its volunteer about the text it trains on, and about a pause."""
 
 from __future__ import annotations
 
 import pytest
 
-from spes_p2p.node.node import text_found
+from spes_p2p.node.holds import PAUSE, Holds
+from spes_p2p.node.node import hold_text, text_found
 from spes_p2p.node.worker_messages import Ready
 
 
@@ -30,3 +31,14 @@ def test_the_volunteer_hears_of_a_sample_and_of_documents_that_are_left_out(
         resumed_round=None,
     )
     assert text_found(ready) == f"6 documents, 12,345 bytes of text to train on{more}"
+
+
+def test_the_volunteer_hears_what_holds_training_and_what_still_does() -> None:
+    holds = Holds()
+    holds.set(PAUSE, True)
+    assert hold_text(holds, PAUSE, True, None) == "training is held: pause"
+    holds.set("on battery", True)
+    holds.set(PAUSE, False)
+    assert hold_text(holds, PAUSE, False, None) == "no longer held: pause; it is still held: on battery"
+    holds.set("on battery", False)
+    assert hold_text(holds, "on battery", False, None) == "no longer held: on battery; training goes on"

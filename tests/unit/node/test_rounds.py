@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from spes_p2p.errors import BlobError, MachineError, TrainerError
+from spes_p2p.node.holds import Holds
 from spes_p2p.node.rounds import RoundTasks
 from spes_p2p.protocol import effects as fx
 from spes_p2p.testing import protocol_cases as cases
@@ -33,7 +34,10 @@ class Scripted:
         self.given: list[fx.Input] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.notes: list[str] = []
-        self.rounds = RoundTasks(self, self, self.spawn, self.given.append, lambda level, text: self.notes.append(text))
+        self.holds = Holds()
+        self.rounds = RoundTasks(
+            self, self, self.spawn, self.given.append, lambda level, text: self.notes.append(text), self.holds
+        )
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         self.tasks.append(asyncio.create_task(work, name=name))
@@ -205,3 +209,71 @@ async def test_training_on_a_branch_that_is_left_ends_and_gives_nothing_and_that
     assert fx.nothing_trained(LATER.round, LATER.base) in scripted.given
     assert [event for event in scripted.events if event.startswith("published")] == ["published 2"]
     assert scripted.rounds.num_published == 1
+
+
+def held(scripted: Scripted, is_held: bool) -> None:
+    scripted.holds.set("pause", is_held)
+    scripted.rounds.hold_changed()
+
+
+async def loaded_and_held() -> Scripted:
+    scripted = Scripted()
+    scripted.state_here.set()
+    scripted.loaded.set()
+    held(scripted, True)
+    scripted.events.clear()
+    scripted.trained.clear()
+    scripted.rounds.load()
+    scripted.rounds.train(ORDER)
+    await scripted.settle()
+    assert scripted.events == ["state 1", "loaded"]
+    assert scripted.rounds.is_held_back
+    return scripted
+
+
+async def test_round_that_is_held_back_is_trained_when_the_hold_ends() -> None:
+    scripted = await loaded_and_held()
+    held(scripted, False)
+    await scripted.settle()
+    assert scripted.events[-1] == "train 2"
+    assert not scripted.rounds.is_held_back
+    scripted.trained.set()
+    await scripted.settle()
+    assert scripted.given[-1].pieces == PIECES
+
+
+async def test_round_that_is_held_back_gives_nothing_once_others_have_published() -> None:
+    scripted = await loaded_and_held()
+    scripted.rounds.give_up()
+    await scripted.settle()
+    assert scripted.given[-1] == fx.nothing_trained(ORDER.round)
+    held(scripted, False)
+    await scripted.settle()
+    assert "train 2" not in scripted.events
+
+
+async def test_round_that_is_held_back_ends_with_its_time() -> None:
+    scripted = await loaded_and_held()
+    scripted.rounds.stop(ORDER.round)
+    await scripted.settle()
+    assert scripted.given[-1] == fx.nothing_trained(ORDER.round)
+
+
+async def test_leave_does_not_wait_for_the_end_of_a_hold() -> None:
+    scripted = await loaded_and_held()
+    await asyncio.wait_for(scripted.rounds.finish(), 60)
+    assert scripted.given[-1] == fx.nothing_trained(ORDER.round)
+
+
+async def test_training_under_way_ends_with_the_hold_and_is_handed_in() -> None:
+    scripted = Scripted()
+    scripted.state_here.set()
+    scripted.loaded.set()
+    scripted.rounds.load()
+    scripted.rounds.train(ORDER)
+    await scripted.settle()
+    assert scripted.events[-1] == "train 2"
+    held(scripted, True)
+    await scripted.settle()
+    assert scripted.events[-2:] == ["stop", "published 2"]
+    assert scripted.given[-1].pieces == PIECES
