@@ -272,11 +272,9 @@ class Budgets:
         for reason in self._held:
             if reason not in verdict.holds:
                 self._set_hold(reason, False)
-                self._tell("info", f"training is no longer held because {reason}")
         for reason in verdict.holds:
             if reason not in self._held:
                 self._set_hold(reason, True)
-                self._tell("info", f"training is held: {reason}")
         self._held = verdict.holds
 
     async def _store(self, count: MonthCount) -> None:
