@@ -23,7 +23,7 @@ from spes_p2p.model.frozen import frozen_bytes
 from spes_p2p.model.shards import expert_shapes, psi_shapes
 
 WHOLE_LAYERS = 3
-HOLES_OF_RANKS = 0.17
+HOLES_OF_RANKS = 0.08
 """What is in the way beside that, as a share: exchanges have buffers of their own. Measured on CPUs with gloo."""
 
 
