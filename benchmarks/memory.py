@@ -1,9 +1,10 @@
 """Claim: what a node's training needs in memory is known before it starts, within a tenth.
 
-Predicted: `training.memory.memory_need`. Measured: the trainer with the files that a node gives it, in a process of
-its own: it loads a start from a blob store, makes two steps, publishes, and writes its checkpoints; the most anonymous
-memory it had, sampled every 2 ms, over what it had after its imports and a round of a tiny model. Files that are mapped
-(blobs, checkpoints) are not counted: the kernel takes their pages back when it needs them. Linux only.
+Predicted: `training.memory.memory_need`, and what the matrix library takes (`model.products.library_bytes`). Measured:
+the trainer with the files that a node gives it, in a process of its own: it loads a start from a blob store, makes two
+steps, publishes, and writes its checkpoints; the most anonymous memory it had, sampled every 2 ms, over what it had
+after its imports and a round of a tiny model. Files that are mapped (blobs, checkpoints) are not counted: the kernel
+takes their pages back when it needs them. Linux only.
 
     python benchmarks/memory.py [--rows NAME,...] [--threads 1] [--json FILE]
     python benchmarks/memory.py --shapes      the table of docs/memory.md: large models, reckoned
@@ -25,6 +26,7 @@ from typing import Any
 
 from spes_p2p.client.output import prepare_json_file, write_json
 from spes_p2p.config import FrozenFormat, ModelConfig, MomentsFormat, NodeConfig, RunConfig, TrainingConfig
+from spes_p2p.model.products import library_bytes
 from spes_p2p.model.shards import num_psi_values, num_shard_values
 from spes_p2p.training.kept import layer_bytes
 from spes_p2p.training.memory import HOLES, MemoryNeed, memory_need
@@ -340,7 +342,7 @@ def main() -> None:
     print(f"{'row':34} {'predicted MB':>12} {'measured MB':>12} {'ratio':>6}  largest phase")
     for name in wanted:
         need = named[name].need()
-        predicted, measured = need.device.peak_bytes / 1e6, run_row(named[name], options.threads)
+        predicted, measured = (need.device.peak_bytes + library_bytes()) / 1e6, run_row(named[name], options.threads)
         ratio = predicted / measured
         print(f"{name:34} {predicted:12.0f} {measured:12.0f} {ratio:6.3f}  {need.device.peak_phase[0]}", flush=True)
         made.append(

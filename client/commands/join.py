@@ -18,6 +18,7 @@ from spes_p2p.client.commands.limit_options import (
     PauseOnBattery,
     Upload,
 )
+from spes_p2p.client.commands.memory_options import Compile, FrozenFormat, Memory, Moments
 from spes_p2p.client.commands.options import Announce, Bootstrap, Data, DataDir, Listen, LogJson, Run, Tied
 from spes_p2p.client.gpu import CPU, choose_devices
 from spes_p2p.client.links import checked_addresses, find_invite
@@ -43,18 +44,10 @@ def join(
     run: Run = None,
     capacity: Annotated[int | None, typer.Option("--capacity", help="Most expert shards to own.")] = None,
     threads: Annotated[int | None, typer.Option("--threads", help="CPU threads of the trainer. Default: 1.")] = None,
-    frozen_format: Annotated[
-        str | None, typer.Option("--frozen-format", help="How others' experts are stored: fp32, bf16, int8 or int4.")
-    ] = None,
-    moments: Annotated[
-        str | None, typer.Option("--moments", help="How the optimizer's moments are stored: fp32 or int8.")
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option("--memory", help="Most memory to train with, such as 10GB: the GPU's, else RAM.")
-    ] = None,
-    compile_: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="Compile the attention layers (GPU only).")
-    ] = None,
+    frozen_format: FrozenFormat = None,
+    moments: Moments = None,
+    memory: Memory = None,
+    compile_: Compile = None,
     upload: Upload = None,
     download: Download = None,
     monthly: Monthly = None,

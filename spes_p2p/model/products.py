@@ -30,6 +30,8 @@ ADDED_BYTES = 64 << 20
 PAD_ROWS = 32
 """Sizes that vary are rounded up to a multiple of this, or of a sixteenth of the power of two below them if that is
 more: code for a shape is kept, so there must not be too many."""
+LIBRARY_BYTES = 50 << 20
+"""What oneDNN comes to hold for code and its own work: between nothing and 150 MB, by shapes (docs/memory.md)."""
 _NO_CODE = "could not create a primitive"
 """What oneDNN says if it cannot make code for a shape."""
 
@@ -37,6 +39,11 @@ _NO_CODE = "could not create a primitive"
 def takes(like: Tensor) -> bool:
     """Whether products of this tensor, if they are large enough, are oneDNN's."""
     return not like.is_cuda and like.dtype == torch.float32 and _onednn_is_faster()
+
+
+def library_bytes() -> int:
+    """Memory that the library takes beside matrices, once it has computed for a while."""
+    return LIBRARY_BYTES if _onednn_is_faster() else 0
 
 
 def padded(size: int, like: Tensor) -> int:

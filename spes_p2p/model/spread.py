@@ -50,6 +50,7 @@ def build_spread(
     _sum_gradients(fully_shard(model, mesh=mesh))
     for name in ENTRANCES:
         register_fsdp_forward_method(model, name)
+    model.gives_back_early = True  # exchanges make holes of their own
     model.to_empty(device=device)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -62,6 +62,8 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Layer(config, frozen_format) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.width, config.rms_norm_eps)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        self.gives_back_early = False
+        """Whether holes in the heap are given back after every layer, not in the upper half alone."""
         self._rotary_cache: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
     @classmethod
@@ -105,7 +107,8 @@ class Transformer(nn.Module):
             else:
                 x_BTD, routing = layer(x_BTD, cos_TH, sin_TH)
             routings.append(routing)
-            if checkpoint_layers or 2 * index >= len(self.layers):  # before that, what is kept is far from its most
+            # in the lower half what is kept is far from its most
+            if checkpoint_layers or self.gives_back_early or 2 * index >= len(self.layers):
                 give_holes_back(x_BTD)
         return self.norm(x_BTD), routings
 

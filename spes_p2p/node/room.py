@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from spes_p2p.model.products import library_bytes
 from spes_p2p.node.main_memory import free_main_memory
 from spes_p2p.training.fit import Room
 
@@ -37,8 +38,9 @@ def room_for_training(device: torch.device, memory_bytes: int | None) -> Room:
         if memory_bytes is not None and memory_bytes <= free:
             return Room(device_bytes=memory_bytes, host_bytes=free_host, of=_allowed(memory_bytes))
         return Room(device_bytes=free, host_bytes=free_host, of=f"of the {_gb(free)} that are free on the GPU")
+    free_host = max(0, free_host - library_bytes())
     if memory_bytes is not None:
-        allowed = int((memory_bytes - _data_bytes()) / ADDRESSES_PER_BYTE)
+        allowed = int((memory_bytes - _data_bytes()) / ADDRESSES_PER_BYTE) - library_bytes()
         if allowed <= free_host:
             return Room(
                 device_bytes=max(0, allowed),

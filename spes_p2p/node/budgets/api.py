@@ -55,7 +55,10 @@ def limits_routes(handle: LimitsHandle) -> list[Route]:
         except (MachineError, LocalStateError) as error:
             return PlainTextResponse(str(error), 409)
 
-    return [Route("/limits", show, methods=["GET"]), Route("/limits", change, methods=["POST"])]
+    async def limits(request: Request) -> Response:
+        return await (change if request.method == "POST" else show)(request)
+
+    return [Route("/limits", limits, methods=["GET", "POST"])]
 
 
 def _answer(view: LimitsView) -> Response:

@@ -1,0 +1,84 @@
+"""Limits of a real node: set while it runs, kept over a kill, seen in its snapshot; and a line that cannot keep up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+import pytest
+
+from spes_p2p.testing.live import LiveSwarm, live_swarm, quick_config
+
+pytestmark = [pytest.mark.live_long, pytest.mark.timeout(900)]
+
+WAIT_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSwarm]:
+    with live_swarm(tmp_path_factory.mktemp("swarm"), quick_config()) as swarm:
+        swarm.found(["ada"])
+        swarm.wait_round(2, ["ada"], WAIT_S)
+        yield swarm
+
+
+def limits(swarm: LiveSwarm, *changes: str) -> str:
+    return swarm.output("limits", *changes, "--data-dir", str(swarm.data_dir("ada")))
+
+
+def wait_paused(swarm: LiveSwarm, paused: bool) -> None:
+    def reached() -> bool:
+        snapshot = swarm.look("ada")
+        return snapshot is not None and snapshot.paused == paused and bool(snapshot.limits.holds) == paused
+
+    swarm.wait(reached, WAIT_S, f"node that is {'held' if paused else 'not held'}")
+
+
+def test_hours_hold_training_at_once_and_over_a_kill_until_they_are_taken_away(swarm: LiveSwarm) -> None:
+    now = datetime.now()
+    later = f"{now + timedelta(hours=3):%H:%M}-{now + timedelta(hours=5):%H:%M}"
+    assert f"hours {later}" in limits(swarm, "--hours", later, "--upload", "5MB/s")
+    wait_paused(swarm, True)
+    assert "no training" in swarm.output("status", "--data-dir", str(swarm.data_dir("ada")))
+    swarm.kill("ada")
+    swarm.restart("ada")
+    wait_paused(swarm, True)
+    snapshot = swarm.look("ada")
+    assert snapshot is not None and [limit.name for limit in snapshot.limits.limits] == ["upload", "hours"]
+    limits(swarm, "--hours", "off")
+    wait_paused(swarm, False)
+    trained = snapshot.learning.tokens_total
+
+    def goes_on() -> bool:
+        present = swarm.look("ada")
+        return present is not None and present.learning.tokens_total > trained
+
+    swarm.wait(goes_on, WAIT_S, "certified tokens after the hold")
+
+
+def test_what_cannot_be_is_refused_in_a_line_and_changes_nothing(swarm: LiveSwarm) -> None:
+    before = limits(swarm)
+    folder = str(swarm.data_dir("ada"))
+    for change, code, words in ((("--gpu-power", "200W"), 5, "trains on the CPU"), (("--upload", "x"), 2, "--upload")):
+        refused = swarm.command("limits", *change, "--data-dir", folder)
+        assert (refused.returncode, words in refused.stderr, "Traceback" in refused.stderr) == (code, True, False)
+    assert limits(swarm) == before
+
+
+def test_a_line_that_cannot_keep_up_ends_with_5_and_the_numbers(swarm: LiveSwarm) -> None:
+    """The second peer of a run whose blobs are far too large for what it allows itself."""
+    config = quick_config(min_rate_bytes_per_s=50_000_000, round_max_ms=4_000)
+    model = config.model.model_copy(update={"width": 64, "expert_width": 2048})
+    folder = swarm.folder / "large"
+    with live_swarm(folder, config.model_copy(update={"model": model})) as large:
+        large.found(["ada"])
+        large.wait_round(1, ["ada"], WAIT_S)
+        slow = large.join("ben", large.texts["ada"], "--upload", "50kB/s")
+
+        def ended() -> bool:
+            return slow.exit_code() is not None
+
+        large.wait(ended, WAIT_S, "end of a node that cannot keep up")
+        assert slow.exit_code() == 5
+        assert "--upload 50 kB/s is too slow for this run" in large.said("ben")
+        assert "Allow at least --upload" in large.said("ben")
