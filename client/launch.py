@@ -21,9 +21,6 @@ from spes_p2p.storage.logfile import LogFile
 if TYPE_CHECKING:
     from spes_p2p.client.node_process import NodeProcess  # it brings the local API's server along
 
-if TYPE_CHECKING:
-    from spes_p2p.client.node_process import NodeProcess  # it brings the local API's server along
-
 EXIT_KILLED = 1
 _LOOK_EVERY_S = 0.1
 

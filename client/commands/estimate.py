@@ -13,6 +13,8 @@ from spes_p2p.client.links import checked_addresses, find_invite
 from spes_p2p.client.output import complain, say, say_json
 from spes_p2p.client.settings import choose, from_flags, node_config
 from spes_p2p.errors import ConfigError, LinkError, MachineError
+from spes_p2p.node.budgets.limits import refuse_bits
+from spes_p2p.node.budgets.store import read_limits
 
 if TYPE_CHECKING:
     from spes_p2p.client.estimate.report import Figure
@@ -26,7 +28,10 @@ def estimate(
     memory: Annotated[str | None, typer.Option("--memory", help="Most memory to train with, such as 10GB.")] = None,
     capacity: Annotated[int | None, typer.Option("--capacity", help="Most expert shards to own.")] = None,
     upload: Annotated[
-        str | None, typer.Option("--upload", help="What this line uploads in a second, such as 1MB.")
+        str | None,
+        typer.Option(
+            "--upload", help="What this line uploads in a second, such as 1MB. Default: the limit that is set, if any."
+        ),
     ] = None,
     threads: Annotated[int | None, typer.Option("--threads", help="CPU threads of the trainer. Default: 1.")] = None,
     frozen_format: Annotated[
@@ -73,6 +78,8 @@ def estimate(
         raise LinkError("the invite link has no bootstrap address: nobody can be asked about the run\nUse --bootstrap.")
     devices = choose_devices(choices.gpu)
     node = node_config(choices, data_dir=folder.absolute(), devices=devices, invite_seed=invite.invite_seed)
+    if upload_bytes_per_s is None:  # as a join would take it: of the environment, the file or the data folder
+        upload_bytes_per_s = (node.limits if node.limits is not None else read_limits(folder)).upload
     # everything that can be wrong with the arguments was checked: now torch and hivemind, which take seconds
     from spes_p2p.client.estimate.gather import Wishes, gather
     from spes_p2p.client.estimate.report import figures
@@ -91,6 +98,10 @@ def estimate(
 def _upload(text: str | None) -> int | None:
     if text is None:
         return None
+    try:
+        refuse_bits(text)
+    except ValueError as error:
+        raise ConfigError(f"--upload: {error}") from error
     try:
         rate = int(TypeAdapter(ByteSize).validate_python(text.removesuffix("/s")))
     except ValidationError as error:

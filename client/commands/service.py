@@ -6,18 +6,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from spes_p2p.bootstrap.flags import cache_bytes, log_lines, quota_limits, size_of
+from spes_p2p.bootstrap.options import BootstrapOptions
 from spes_p2p.client import folders
 from spes_p2p.client.commands import bootstrap, join
 from spes_p2p.client.commands.options import Json
+from spes_p2p.client.gpu import check_gpu_text
+from spes_p2p.client.links import checked_addresses
 from spes_p2p.client.output import complain, say, say_json
-from spes_p2p.client.settings import choose, from_flags
+from spes_p2p.client.settings import Choices, choose, from_flags
 from spes_p2p.client.units import KINDS, Kind, Unit, exec_start, kept_environment, unit_name, unit_text, units_folder
 from spes_p2p.errors import MachineError, UsageError
-from spes_p2p.network.addresses import parse_peer_address
 from spes_p2p.network.link import format_link, parse_link
 
 SYSTEMCTL_TIMEOUT_S = 60
@@ -112,16 +115,46 @@ def _make_unit(kind: Kind, arguments: list[str]) -> Unit:
     extra = ["--headless", "--log-json"] if kind == "join" else ["--log-json"]
     words = [word for word in arguments if word not in extra]
     if kind == "join":
+        _check_join(given)
         words = _without_link(words, given)
     else:
-        for text in given.get("bootstrap") or ():
-            parse_peer_address(text)
+        _check_bootstrap(given)
     return Unit(
         kind=kind,
         command=(sys.executable, "-m", "spes_p2p.client", kind, *extra, *words),
         folder=Path.cwd(),
         environment=kept_environment(os.environ),
     )
+
+
+def _check_join(given: dict[str, Any]) -> None:
+    """Refuse what `join` would refuse at each start, and what a service cannot be. Raises UsageError, ConfigError."""
+    for name in ("detach", "tied"):
+        if given.get(name):
+            raise UsageError(f"--{name}: not in a service, which systemd starts and ends")
+    _check_log(given)
+    named = {name: given.get("compile_" if name == "compile" else name) for name in Choices.model_fields}
+    choices = checked_addresses(from_flags(**named))
+    if choices.gpu is not None:
+        check_gpu_text(choices.gpu)
+
+
+def _check_bootstrap(given: dict[str, Any]) -> None:
+    """The same for `bootstrap`."""
+    if given.get("tied"):
+        raise UsageError("--tied: not in a service, which systemd starts and ends")
+    _check_log(given)
+    quota_limits(given["peer_requests"], given["peer_rate"], given["all_requests"], given["all_rate"])
+    cache_bytes(given["cache"])
+    size_of("--mirror", given["mirror"], 0)
+    listen, announce, peers = (tuple(given.get(name) or ()) for name in ("listen", "announce", "bootstrap"))
+    options = BootstrapOptions(data_dir=Path(), listen=listen, announce=announce, peers=peers, metrics=given["metrics"])
+    options.check()
+
+
+def _check_log(given: dict[str, Any]) -> None:
+    path = given["log_file"]
+    log_lines(Path(path) if path is not None else None, given["log_size"], given["log_keep"])
 
 
 def _without_link(words: list[str], given: dict[str, object]) -> list[str]:

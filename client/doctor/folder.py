@@ -5,7 +5,6 @@ Nothing is changed: a damaged file is named and left to its owner, or to the nex
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from spes_p2p.digests import blob_id_of_chunks
 from spes_p2p.errors import BlobError, DataError, LinkError, LocalStateError, MachineError, SpesError, UnreachableError
 from spes_p2p.ids import Digest
 from spes_p2p.network.link import parse_link
+from spes_p2p.node.budgets.store import read_limits, read_month
 from spes_p2p.node.control_client import find_control
 from spes_p2p.node.files import (
     BLOBS_FOLDER,
@@ -28,6 +28,7 @@ from spes_p2p.node.files import (
     LEDGER_FILE,
     LIMITS_FILE,
     MANIFEST_FILE,
+    MONTH_FILE,
 )
 from spes_p2p.node.history import read_manifest
 from spes_p2p.storage.identity import load_identity
@@ -75,6 +76,7 @@ def state(folder: Path, *, is_running: bool) -> Iterator[Finding]:
         ("ledger", LEDGER_FILE, _ledger),
         ("control", CONTROL_FILE, _control),
         ("limits", LIMITS_FILE, _limits),
+        ("month", MONTH_FILE, _month),
     ]
     if not is_running:
         checks.append(("journal", JOURNAL_FILE, _journal))
@@ -135,12 +137,13 @@ def _control(folder: Path) -> str:
 
 
 def _limits(folder: Path) -> str:
-    path = folder / LIMITS_FILE
-    try:
-        json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise LocalStateError(f"{path} cannot be read: {error}\nDelete it and set the limits again.") from error
-    return "can be read"
+    limits = read_limits(folder).model_dump(exclude_defaults=True)
+    return f"sound, {', '.join(name.replace('_', '-') for name in limits)}" if limits else "sound, none is set"
+
+
+def _month(folder: Path) -> str:
+    count = read_month(folder)
+    return f"{bytes_text(count.up_bytes + count.down_bytes)} counted in {count.month}" if count is not None else "sound"
 
 
 def blobs(folder: Path, limit_s: float = BLOBS_LIMIT_S) -> Finding:

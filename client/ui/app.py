@@ -26,12 +26,13 @@ from spes_p2p.client.ui.limits_dialog import LimitsScreen
 from spes_p2p.client.ui.log_panel import LEVEL_NAMES, LogPanel
 from spes_p2p.client.ui.machine_panel import MachinePanel
 from spes_p2p.client.ui.network_panel import NetworkPanel
-from spes_p2p.client.ui.notice import Notice, notice_texts
+from spes_p2p.client.ui.notice import Notice, is_users_pause, notice_texts
 from spes_p2p.client.ui.round_panel import RoundPanel
 from spes_p2p.client.ui.status_line import StatusLine
 from spes_p2p.client.ui.themes import MONO, MONO_THEME, THEME_NAMES, first_theme, next_theme
 from spes_p2p.client.ui.views import VIEWS, ViewName, ViewsLine, beside
 from spes_p2p.errors import SpesError
+from spes_p2p.node.holds import PAUSE
 from spes_p2p.node.snapshot import NodeSnapshot
 
 RETRY_S = 0.5
@@ -238,7 +239,7 @@ class SwarmApp(App[str]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer only what makes sense here and now."""
         snapshot = self.snapshot
-        paused, leaving = snapshot is not None and snapshot.paused, snapshot is not None and snapshot.leaving
+        paused, leaving = is_users_pause(snapshot), snapshot is not None and snapshot.leaving
         offered = {
             "pause": not paused and not leaving,
             "resume": paused and not leaving,
@@ -302,8 +303,11 @@ class SwarmApp(App[str]):
             )
 
     def action_resume(self) -> None:
-        """Train again."""
-        self._ask(self._feeds[self._current].resume, "Training goes on.")
+        """End the user's pause; what limits hold stays held."""
+        pause = self.snapshot.pause if self.snapshot is not None else None
+        still = ", ".join(reason for reason in pause.reasons if reason != PAUSE) if pause is not None else ""
+        told = f"The pause is over; training is still held: {still}." if still else "Training goes on."
+        self._ask(self._feeds[self._current].resume, told)
 
     def action_leave(self) -> None:
         """Leave properly, after a question, and go on showing until the node has ended."""
@@ -375,4 +379,4 @@ class SwarmApp(App[str]):
 
 
 def _key_facts(snapshot: NodeSnapshot | None) -> tuple[bool, bool] | None:
-    return None if snapshot is None else (snapshot.paused, snapshot.leaving)
+    return None if snapshot is None else (is_users_pause(snapshot), snapshot.leaving)

@@ -6,10 +6,9 @@ from textual.content import Content
 
 from spes_p2p.client.output import duration_text
 from spes_p2p.client.ui.panel import Panel
+from spes_p2p.node.holds import PAUSE
 from spes_p2p.node.snapshot import LeaveView, NodeSnapshot, PauseView
 
-USERS_PAUSE = "pause"
-"""The reason that `spes-p2p pause` and the key give, as the node names it."""
 YOURS = "you paused it"
 
 
@@ -32,6 +31,13 @@ def notice_texts(snapshot: NodeSnapshot) -> list[str]:
     return [pause_text(snapshot.pause)] if snapshot.paused else []
 
 
+def is_users_pause(snapshot: NodeSnapshot | None) -> bool:
+    """Whether the user paused the node; limits may hold its training besides, or instead."""
+    if snapshot is None or not snapshot.paused:
+        return False
+    return snapshot.pause is None or PAUSE in snapshot.pause.reasons
+
+
 def leave_text(leave: LeaveView | None, waiting_for: str) -> str:
     """What remains of a leave, and when it is safe to close."""
     if leave is None:
@@ -50,7 +56,7 @@ def pause_text(pause: PauseView | None) -> str:
     if pause is None:
         return "paused: this node trains nothing until `p` resumes it"
     text = f"paused for {duration_text(pause.since_ms)}"
-    why = ", ".join(YOURS if reason == USERS_PAUSE else reason for reason in pause.reasons)
+    why = ", ".join(YOURS if reason == PAUSE else reason for reason in pause.reasons)
     if why:
         text += f" ({why})"
     return f"{text}: {pause.reason}" if pause.reason else text

@@ -191,6 +191,9 @@ class TrainerService:
                 return self._publish()
             case ExportHandover():
                 self._started()
+                if request.shard not in self._trainer.owned:
+                    # a later start, loaded in between, may have taken it
+                    raise TrainerError(f"shard {request.shard} is not owned here: there is nothing to hand over")
                 data = export_handover(self._trainer, request.shard)
                 return HandoverExported(shard=request.shard, blob=self._store.put(data), size_bytes=len(data))
             case ImportHandover():

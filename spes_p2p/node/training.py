@@ -190,12 +190,20 @@ class Training:
     # --- hand-over ---------------------------------------------------------------------------------------------------
 
     async def export(self) -> dict[int, tuple[Digest, int]]:
-        """Masters and moments of all owned shards as blobs: shard -> (blob, bytes)."""
+        """Masters and moments of all owned shards as blobs: shard -> (blob, bytes). Raises TrainerError.
+
+        Loads go on in between: a shard whose lease lapses meanwhile is left away.
+        """
         if self._loaded is None:
             return {}
         found = {}
         for shard in self._loaded.state.shards_of(self._peer):
-            exported = await self._worker.export_handover(shard)
+            try:
+                exported = await self._worker.export_handover(shard)
+            except TrainerError:
+                if shard in self._loaded.state.shards_of(self._peer):
+                    raise
+                continue
             found[shard] = (exported.blob, exported.size_bytes)
         return found
 

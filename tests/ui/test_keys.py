@@ -71,6 +71,26 @@ async def test_p_pauses_and_then_resumes(feed: FakeFeed) -> None:
         assert "paused for" not in await reads(pilot, "p pause")
 
 
+def held_by_limits(*others: str) -> NodeSnapshot:
+    pause = PauseView(reasons=(*others, "it is outside the hours 22:00-07:00"), since_ms=65_000)
+    return msgspec.structs.replace(imagined_snapshot(), paused=True, pause=pause)
+
+
+async def test_p_resumes_only_what_the_user_paused(feed: FakeFeed) -> None:
+    app = SwarmApp([feed])
+    async with app.run_test(size=SMALL) as pilot:
+        await shown(pilot, app)
+        feed.show(held_by_limits())
+        await reads(pilot, "p pause", "(it is outside the hours 22:00-07:00)")
+        await pilot.press("p")
+        await settle(pilot, lambda: feed.asked == ["pause"])
+        feed.show(held_by_limits("pause"))
+        await reads(pilot, "p resume", "you paused it, it is outside the hours")
+        await pilot.press("p")
+        await settle(pilot, lambda: feed.asked == ["pause", "resume"])
+        await settle(pilot, lambda: any("still held: it is outside" in one.message for one in app._notifications))
+
+
 @pytest.mark.parametrize(
     ("key", "asked"), [("l", ["leave"]), ("enter", ["leave"]), ("escape", []), ("c", []), ("q", [])]
 )

@@ -95,7 +95,8 @@ class Budgets:
         power: GpuPower,
         machine: Machine | None = None,
     ) -> None:
-        """`set_hold`: hold training for a reason, or no longer (`holds.Pausable`). `tell`: (level, text) for people."""
+        """`set_hold`: hold training for a reason, or no longer, and tell people (`holds.Pausable`). `tell`: (level,
+        text), all else that people should know."""
         self._data_dir = data_dir
         self._set_hold = set_hold
         self._tell = tell
@@ -269,12 +270,13 @@ class Budgets:
     def _follow(self, line: Line) -> None:
         verdict = judge(self.limits, self._facts)
         line.set_no_blobs(verdict.no_blobs)
-        for reason in self._held:
-            if reason not in verdict.holds:
-                self._set_hold(reason, False)
+        # what holds now comes first: a limit that is changed lets nothing begin in between
         for reason in verdict.holds:
             if reason not in self._held:
                 self._set_hold(reason, True)
+        for reason in self._held:
+            if reason not in verdict.holds:
+                self._set_hold(reason, False)
         self._held = verdict.holds
 
     async def _store(self, count: MonthCount) -> None:

@@ -37,12 +37,17 @@ _YES, _NO = ("yes", "true", "on", "1"), ("no", "false", OFF, "0")
 
 def parse_rate(text: str) -> int:
     """Bytes per second of such as `1MB/s`, `500kB` or `1MiB/s`. Raises ValueError."""
-    if re.search(r"bits?\b|[kMG]b\b", text):
-        raise ValueError(f"{text!r} is in bits; give bytes, such as 1MB/s (8 Mbit/s)")
+    refuse_bits(text)
     rate = _bytes(_SPEED.sub("", text), "a rate such as 1MB/s")
     if rate < MIN_RATE_BYTES_PER_S:
         raise ValueError(f"{text!r} is too slow to exchange blobs; {MIN_RATE_BYTES_PER_S // 1000}kB/s is the least")
     return rate
+
+
+def refuse_bits(text: str) -> None:
+    """Lines are sold in bits a second: raise ValueError for such as `8Mbit/s` or `8Mb/s`."""
+    if re.search(r"bits?\b|[kMG]b\b", text):
+        raise ValueError(f"{text!r} is in bits; give bytes, such as 1MB/s (8 Mbit/s)")
 
 
 def parse_month(text: str) -> int:

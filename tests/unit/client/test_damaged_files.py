@@ -42,6 +42,7 @@ SOUND = {
     "ledger": "ok",
     "control": "ok",
     "limits": "ok",
+    "month": "ok",
     "journal": "ok",
     "blobs": "ok",
 }
@@ -56,7 +57,8 @@ def folder(tmp_path: Path) -> Path:
     signature = CHAIN.peers[manifest.created_by].sign("run", encode(manifest))
     (path / MANIFEST_FILE).write_bytes(encode(SignedRun(manifest, signature)))
     (path / "link").write_text(f"spes-p2p:{CHAIN.genesis.run.run_id.hex()}\n")
-    (path / "limits.json").write_text("{}")
+    (path / "limits.json").write_text('{"upload": 1000000}')
+    (path / "month.json").write_text('{"month": "2026-11", "up_bytes": 3000000, "down_bytes": 0}')
     gone = {"url": "http://127.0.0.1:1", "token": "t", "pid": 2**22 + 1}
     (path / CONTROL_FILE).write_text(json.dumps(gone))
     ledger = Ledger(path / LEDGER_FILE)
@@ -102,6 +104,7 @@ def test_a_sound_folder_is_found_sound_and_left_as_it_is(folder: Path) -> None:
         ("ledger", LEDGER_FILE),
         ("control", CONTROL_FILE),
         ("limits", "limits.json"),
+        ("month", "month.json"),
         ("journal", JOURNAL_FILE),
     ],
 )
@@ -118,6 +121,14 @@ def test_the_doctor_names_a_damaged_file_and_its_remedy(
     }
     if file not in (LEDGER_FILE, JOURNAL_FILE):
         assert (folder / file).read_bytes() == data
+
+
+def test_the_doctor_finds_what_the_next_start_would_refuse(folder: Path) -> None:
+    assert found(folder)["limits"].fact == "sound, upload"
+    assert found(folder)["month"].fact == "3.0 MB counted in 2026-11"
+    (folder / "limits.json").write_text('{"upload": "fast"}')
+    (folder / "month.json").write_text('{"month": 11}')
+    assert {name for name, finding in found(folder).items() if finding.status == "fail"} == {"limits", "month"}
 
 
 @pytest.mark.parametrize("damage", [empty, cut, scribble])

@@ -96,6 +96,25 @@ def test_a_line_that_is_too_slow_has_no_chance(spes_p2p: Run, seen: Look, monkey
     assert found["deadline"]["values"]["chance"] == 0.0
 
 
+def test_the_upload_is_the_limit_that_is_set_unless_it_is_named(
+    spes_p2p: Run, seen: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rate(*more: str) -> int:
+        answer = spes_p2p("estimate", LINK, "--gpu", "none", "--no-measure", "--json", "--data-dir", tmp_path, *more)
+        return int(figures(answer)["upload"]["values"]["upload_bytes_per_s"])
+
+    (tmp_path / "limits.json").write_text('{"upload": 300000}')
+    assert rate() == 300_000
+    monkeypatch.setenv("SPES_UPLOAD", "400kB/s")
+    assert rate() == 400_000
+    assert rate("--upload", "8kB/s") == 8000
+
+
+def test_bits_are_no_bytes(spes_p2p: Run) -> None:
+    answer = spes_p2p("estimate", LINK, "--gpu", "none", "--upload", "8Mb/s")
+    assert (answer.code, answer.out) == (2, "") and "is in bits" in answer.err
+
+
 def test_a_run_that_does_not_fit_says_what_would_and_ends_with_5(
     spes_p2p: Run, seen: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,17 @@ def test_install_without_a_link_takes_the_run_joined_last(units: Path) -> None:
         (["install", "join", "rubbish"], 2, "spes-p2p:"),
         (["install", "bootstrap", "--lsten", "x"], 2, "--lsten"),
         (["install", "bootstrap", "--bootstrap", "rubbish"], 2, "good: "),
+        (["install", "bootstrap", "--listen", "rubbish"], 2, "good: "),
+        (["install", "bootstrap", "--peer-rate", "much"], 2, "--peer-rate"),
+        (["install", "bootstrap", "--mirror", "0"], 2, "--mirror"),
+        (["install", "bootstrap", "--log-size", "1MB"], 2, "--log-file"),
+        (["install", "bootstrap", "--metrics", "here"], 2, "--metrics"),
+        (["install", "join", LINK, "--detach"], 2, "--detach"),
+        (["install", "join", LINK, "--tied"], 2, "--tied"),
+        (["install", "join", LINK, "--upload", "5"], 2, "--upload"),
+        (["install", "join", LINK, "--gpu", "fast"], 2, "--gpu"),
+        (["install", "join", LINK, "--listen", "rubbish"], 2, "good: "),
+        (["install", "join", LINK, "--log-size", "1MB"], 2, "--log-file"),
         (["uninstall", "join"], 2, "nothing is installed"),
     ],
 )
@@ -114,6 +125,17 @@ def test_wrong_input_is_refused_and_writes_nothing(
     assert word in captured.err
     assert len(captured.err.strip().splitlines()) <= 2
     assert not list(units.glob("*"))
+    assert not folders.default_folder().exists()  # nor is the link remembered
+
+
+def test_the_options_of_a_service_may_be_many(units: Path) -> None:
+    node = ["--gpu", "none", "--upload", "1MB/s", "--hours", "22:00-07:00", "--idle-only", "--log-file", "node.log"]
+    assert run(["service", "install", "join", LINK, *node, "--no-start"]) == 0
+    entry = ["--listen", "/ip4/0.0.0.0/tcp/31337", "--mirror", "10GB", "--peer-rate", "4MB", "--metrics", "off"]
+    assert run(["service", "install", "bootstrap", *entry, "--no-start"]) == 0
+    for what, words in (("join", node), ("bootstrap", entry)):
+        command = exec_start((units / f"spes-p2p-{what}.service").read_text())
+        assert set(words) <= set(command)
 
 
 def test_without_systemd_the_unit_is_there_and_the_way_by_hand_is_named(

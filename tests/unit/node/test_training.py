@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -11,7 +12,7 @@ from spes_p2p.digests import digest
 from spes_p2p.errors import MachineError, NotFiniteError, TrainerError
 from spes_p2p.node.settle import Since
 from spes_p2p.node.training import Training
-from spes_p2p.node.worker_messages import LoadStart, Piece, Published, Started, Trained
+from spes_p2p.node.worker_messages import HandoverExported, LoadStart, Piece, Published, Started, Trained
 from spes_p2p.protocol import effects as fx
 from spes_p2p.protocol.state import shard_row_hash
 from spes_p2p.protocol.wire import PieceKind
@@ -143,3 +144,35 @@ async def test_what_the_trainer_wants_the_user_to_hear_is_told(ledger: Ledger) -
     await training.load(HEAD, None, None)
     await training.train(ORDER)
     assert "out of memory with A; going on with B" in notes
+
+
+class LastOwner(Trainer):
+    """Hands over; a shard that is refused has been taken by a start that was loaded before."""
+
+    def __init__(self, refuses: int) -> None:
+        super().__init__()
+        self.refuses = refuses
+        self.before_refusal: Callable[[], None] = lambda: None
+
+    async def export_handover(self, shard: int) -> HandoverExported:
+        if shard == self.refuses:
+            self.before_refusal()
+            raise TrainerError(f"shard {shard} is not owned here")
+        return HandoverExported(shard=shard, blob=digest("hand-over", shard), size_bytes=7)
+
+
+async def test_a_shard_whose_lease_lapses_during_the_export_is_left_away(ledger: Ledger) -> None:
+    first, second = HEAD.state.shards_of(ME.peer_id)
+    trainer = LastOwner(refuses=second)
+    training = training_of(trainer, ledger)
+    await training.load(HEAD, None, None)
+    with pytest.raises(TrainerError):  # it is this peer's, and the trainer refuses all the same
+        await training.export()
+    later = cases.genesis_of(FOUNDERS)
+    assert not later.state.shards_of(ME.peer_id)
+
+    def load_later() -> None:
+        training._loaded = later
+
+    trainer.before_refusal = load_later
+    assert await training.export() == {first: (digest("hand-over", first), 7)}

@@ -203,6 +203,8 @@ async def test_a_missing_blob_is_an_error_and_the_trainer_goes_on(tmp_path):
         assert taken.refused == ""
         refused = await worker.import_handover(0, spec.parts[0])
         assert "bytes instead of" in refused.refused
+        with pytest.raises(TrainerError, match="shard 1 is not owned here"):
+            await worker.export_handover(1)
         assert worker.restarts == 0
 
 

@@ -234,3 +234,20 @@ async def test_a_line_that_the_run_has_outgrown_gives_what_it_can_and_says_so_on
         pace = budgets.present_pace()
         assert pace is not None and pace.steps(100, 1.0) == 25
     assert len([text for text in bench.told if "too slow for this run" in text]) == 1
+
+
+async def test_a_limit_that_is_changed_lets_nothing_begin_in_between(bench: Bench) -> None:
+    at_night = "it is outside the hours 01:00-02:00"
+    budgets = await bench.start(Limits(hours="00:00-01:00"))
+    held: list[bool] = []
+    told_before = len(bench.told)
+
+    def set_hold(reason: str, hold: bool) -> None:
+        bench.holds.set(reason, hold)
+        held.append(bench.holds.held)
+
+    budgets._set_hold = set_hold
+    await budgets.change({"hours": "01:00-02:00"})
+    assert (bench.holds.reasons, held) == ((at_night,), [True, True])
+    # whoever holds training tells of it, and nobody else
+    assert bench.told[told_before:] == ["limits changed: hours 01:00-02:00"]
