@@ -32,8 +32,7 @@ from spes_p2p.client.ui.status_line import StatusLine
 from spes_p2p.client.ui.themes import MONO, MONO_THEME, THEME_NAMES, first_theme, next_theme
 from spes_p2p.client.ui.views import VIEWS, ViewName, ViewsLine, beside
 from spes_p2p.errors import SpesError
-from spes_p2p.node.holds import PAUSE
-from spes_p2p.node.snapshot import NodeSnapshot
+from spes_p2p.node.snapshot import PAUSE, NodeSnapshot
 
 RETRY_S = 0.5
 """Between attempts to reach a node that does not answer."""

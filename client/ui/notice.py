@@ -6,8 +6,7 @@ from textual.content import Content
 
 from spes_p2p.client.output import duration_text
 from spes_p2p.client.ui.panel import Panel
-from spes_p2p.node.holds import PAUSE
-from spes_p2p.node.snapshot import LeaveView, NodeSnapshot, PauseView
+from spes_p2p.node.snapshot import PAUSE, LeaveView, NodeSnapshot, PauseView
 
 YOURS = "you paused it"
 

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-PAUSE = "pause"
-"""The reason of `spes-p2p pause` and of the key in the UI; other reasons name themselves, in words for people."""
+from spes_p2p.node.snapshot import PAUSE
+
+__all__ = ["PAUSE", "Holds", "Pausable"]
 
 
 class Pausable(Protocol):

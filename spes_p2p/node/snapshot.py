@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+PAUSE = "pause"
+"""The reason of `spes-p2p pause` and of the key in the UI; other reasons name themselves, in words for people."""
 Phase = Literal["join", "load", "train", "publish", "acknowledge", "aggregate", "vote", "adopt", "finished"]
 PHASES: tuple[Phase, ...] = ("train", "publish", "acknowledge", "aggregate", "vote", "adopt")
 """The phases of a round, in order; `join` and `load` come before the first, `finished` after the last."""
