@@ -48,6 +48,6 @@ def _left_in(group: Path) -> int | None:
             ),
             0,
         )
+        return None if limit == "max" else max(0, int(limit) - used + cached)
     except (OSError, ValueError):
         return None
-    return None if limit == "max" else max(0, int(limit) - used + cached)
