@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -41,13 +42,14 @@ class Terminal:
         )
         os.close(slave)
         self._output = bytearray()
+        self._stop_reading, self._stop = os.pipe()
         self._reader = threading.Thread(target=self._read, name="terminal", daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         with suppress(OSError):
-            while chunk := os.read(self._master, 65_536):
-                self._output += chunk
+            while self._stop_reading not in select.select([self._master, self._stop_reading], [], [])[0]:
+                self._output += os.read(self._master, 65_536)
 
     @property
     def raw(self) -> bytes:
@@ -81,6 +83,10 @@ class Terminal:
     def close(self) -> None:
         """Close the window: the kernel sends SIGHUP to the session."""
         if self._master >= 0:
+            # a read that is under way would keep the terminal open, until something is written
+            os.close(self._stop)
+            self._reader.join()
+            os.close(self._stop_reading)
             os.close(self._master)
             self._master = -1
 
