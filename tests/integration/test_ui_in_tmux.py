@@ -19,7 +19,7 @@ from spes_p2p.testing.live import LISTEN, LiveSwarm, live_swarm, quick_config
 from spes_p2p.testing.tmux import Tmux, has_tmux
 
 pytestmark = [
-    pytest.mark.live,
+    pytest.mark.live_long,
     pytest.mark.timeout(540),
     pytest.mark.skipif(not has_tmux(), reason="tmux is not installed"),
 ]
