@@ -6,8 +6,10 @@ import asyncio
 import base64
 import contextlib
 import itertools
+import os
 import re
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -123,29 +125,35 @@ async def open_page(folder: Path, size: tuple[int, int] = (1100, 700)) -> AsyncI
     program = find_chromium()
     if program is None:
         raise MachineError("no Chromium is installed")
-    window = f"--window-size={size[0]},{size[1]}"
-    process = await asyncio.create_subprocess_exec(
-        program, *FLAGS, window, f"--user-data-dir={folder}", "about:blank",
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        port = await _port(folder, process)
-        async with ClientSession() as session:
-            async with session.get(f"http://127.0.0.1:{port}/json/list") as response:
-                address = next(tab["webSocketDebuggerUrl"] for tab in await response.json() if tab["type"] == "page")
-            async with session.ws_connect(address, max_msg_size=64 << 20) as socket:
-                page = Page(socket)
-                listening = asyncio.create_task(page.listen())
-                for part in ("Page", "Network", "Runtime", "Log"):
-                    await page.call(f"{part}.enable")
-                # as a window that lies in front
-                await page.call("Emulation.setFocusEmulationEnabled", enabled=True)
-                yield page
-                listening.cancel()
-                await asyncio.gather(listening, return_exceptions=True)
-    finally:
-        process.terminate()
-        await process.wait()
+    # what it leaves behind lies there; a socket among it, whose path must be short
+    with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as scratch:
+        window = f"--window-size={size[0]},{size[1]}"
+        process = await asyncio.create_subprocess_exec(
+            program, *FLAGS, window, f"--user-data-dir={folder}", "about:blank",
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, "TMPDIR": scratch},
+        )  # fmt: skip
+        try:
+            port = await _port(folder, process)
+            async with ClientSession() as session:
+                async with session.get(f"http://127.0.0.1:{port}/json/list") as response:
+                    address = next(
+                        tab["webSocketDebuggerUrl"] for tab in await response.json() if tab["type"] == "page"
+                    )
+                async with session.ws_connect(address, max_msg_size=64 << 20) as socket:
+                    page = Page(socket)
+                    listening = asyncio.create_task(page.listen())
+                    for part in ("Page", "Network", "Runtime", "Log"):
+                        await page.call(f"{part}.enable")
+                    # as a window that lies in front
+                    await page.call("Emulation.setFocusEmulationEnabled", enabled=True)
+                    yield page
+                    listening.cancel()
+                    await asyncio.gather(listening, return_exceptions=True)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
 
 
 async def _port(folder: Path, process: asyncio.subprocess.Process) -> int:
