@@ -98,9 +98,12 @@ class Terminal:
         self.process.wait()
 
 
+# As in a new terminal: whoever runs the tests may ignore its signals (nohup, a job in the background).
 _LEAD = """
-import fcntl, sys, termios
+import fcntl, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+for number in (signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_DFL if number == signal.SIGHUP else signal.default_int_handler)
 from spes_p2p.client.cli import run
 sys.exit(run(sys.argv[1:]))
 """
