@@ -198,7 +198,8 @@ async def test_bytes_that_it_relays_are_counted(tmp_path: Path, swarm: LoopbackS
         (entry,) = alice.transport.entry_peers
         reader, writer = await alice.transport._daemon.open_stream(entry, RELAY_STREAM, timeout_s=60)
         writer.write(b"\x02\x08\x00")  # 2 bytes: HopMessage{type: RESERVE}
-        answer = await reader.read(1024)
+        low, high = await reader.readexactly(2)  # a varint of two bytes: the length of what follows
+        answer = await reader.readexactly(low % 128 + 128 * high)
         writer.close()
         assert b"\x08\x88\x0e\x10\x80\x80\x80\x80\x10" in answer  # Limit{duration: 1800, data: 4 GiB}
         bob = await swarm.start(2, NetworkOptions(identity_path=Path()))  # who knows nobody
