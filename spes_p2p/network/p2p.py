@@ -334,7 +334,7 @@ def daemon_arguments(options: DaemonOptions, control_address: str) -> list[str]:
     if options.relay_service:
         # the daemon's own limits of 256 and 512 connections are for one peer of a run, not for who introduces all of
         # them. Unless it is sure that it is public, which takes several peers' word, it relays 128 KiB in 2 minutes,
-        # and counts nothing; then 4 GiB in 30 minutes
+        # and counts nothing; then 4 GiB in 30 minutes, unless the other relay registers last (docs/LOG.md)
         flags |= {"connLo": 3072, "connHi": 4608, "forceReachabilityPublic": 1}
     if options.metrics:
         flags["metricsAddr"] = options.metrics
