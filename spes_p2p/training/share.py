@@ -7,7 +7,6 @@ B sequences, T tokens of a sequence, M experts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -21,21 +20,12 @@ from spes_p2p.model.spread import build_spread, let_go
 from spes_p2p.model.transformer import Layer, Transformer, to_torch
 from spes_p2p.training.arrays import F32
 from spes_p2p.training.gradients import BatchLosses, add_gradients, autocast
-from spes_p2p.training.moments import HeldMoments, PlainMoments
+from spes_p2p.training.moments import HeldMoments, Moments, PlainMoments
 from spes_p2p.training.optim import NamedAdamW
 from spes_p2p.training.orders import AddGradients, Begin, GatherMoment, Load, LoadMoments, Nats, SetOwned
 from spes_p2p.training.out_of_memory import give_back
 from spes_p2p.training.plan import StepPlan
 from spes_p2p.training.ranks import GroupRanks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeMoments:
-    """fp32 moments of one whole weight, and the steps behind them."""
-
-    mean: Tensor
-    square: Tensor
-    num_steps: int
 
 
 class Share:
@@ -145,13 +135,13 @@ class Share:
             raise ValueError(f"{order.name} has no moments")
         return self._whole(held[0].tensors()[order.kind], self.model.get_parameter(order.name))
 
-    def load_moments(self, order: LoadMoments, values: Mapping[str, WholeMoments] | None) -> None:
+    def load_moments(self, order: LoadMoments, values: Mapping[str, Moments] | None) -> None:
         """Replace moments by this rank's rows of whole ones."""
         for (name, shape), num_steps in zip(order.shapes, order.num_steps, strict=True):
             given = None if values is None else values[name]
             rows = self.ranks.rows(shape[0])
-            mean = self._from_first(shape, None if given is None else given.mean)[rows]
-            square = self._from_first(shape, None if given is None else given.square)[rows]
+            mean = self._from_first(shape, None if given is None else to_torch(given.mean))[rows]
+            square = self._from_first(shape, None if given is None else to_torch(given.square))[rows]
             held = HeldMoments(moments=PlainMoments(mean=mean, square=square), num_steps=num_steps)
             self.optimizer.load_held({name: held})
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from spes_p2p.config import FrozenFormat, MomentsFormat, RunConfig
 from spes_p2p.errors import SpesError
 from spes_p2p.model.shards import expert_shapes, parse_expert_name, psi_shapes
-from spes_p2p.model.transformer import Transformer, to_numpy, to_torch
+from spes_p2p.model.transformer import Transformer, to_numpy
 from spes_p2p.training import orders
 from spes_p2p.training.arrays import F32, Tensors
 from spes_p2p.training.engine import Engine, StateTensor
@@ -27,7 +27,7 @@ from spes_p2p.training.moments import Buffers, HeldMoments, Moments, PackedMomen
 from spes_p2p.training.optim import NamedAdamW, fits
 from spes_p2p.training.plan import StepPlan
 from spes_p2p.training.ranks import GroupRanks
-from spes_p2p.training.share import Share, WholeMoments
+from spes_p2p.training.share import Share
 
 MOMENT_KINDS: tuple[orders.MomentKind, ...] = get_args(orders.MomentKind)
 CAUGHT_ABOVE = (RuntimeError, MemoryError, OSError, ValueError, KeyError, SpesError)
@@ -181,14 +181,12 @@ class SpreadEngine(Engine):
         for name, values in moments.items():
             if name not in trained or not self._shape(name) == values.mean.shape == values.square.shape:
                 raise ValueError(f"no trained tensor {name} of shape {list(values.mean.shape)}")
-        self._load_moments(
-            {
-                name: WholeMoments(
-                    mean=to_torch(values.mean), square=to_torch(values.square), num_steps=values.num_steps
-                )
-                for name, values in moments.items()
-            }
+        order = orders.LoadMoments(
+            shapes=tuple((name, values.mean.shape) for name, values in moments.items()),
+            num_steps=tuple(values.num_steps for values in moments.values()),
         )
+        with self._together(order):
+            self._share.load_moments(order, moments)
 
     def state(self) -> dict[str, StateTensor]:
         """See `Engine`; moments are fp32 here, whatever the format: ranks' blocks are no whole weight's."""
@@ -209,8 +207,8 @@ class SpreadEngine(Engine):
             plain = values.moments
             if isinstance(plain, PackedMoments):
                 plain = unpack(plain, torch.empty(self._shape(name)), buffers)
-            whole = WholeMoments(mean=plain.mean, square=plain.square, num_steps=values.num_steps)
-            self._load_moments({name: whole})
+            whole = Moments(mean=to_numpy(plain.mean), square=to_numpy(plain.square), num_steps=values.num_steps)
+            self.load_moments({name: whole})
 
     def forget_moments(self) -> None:
         """See `Engine`."""
@@ -224,14 +222,6 @@ class SpreadEngine(Engine):
         order = orders.GatherMoment(name=name, kind=kind)
         with self._together(order):
             return to_numpy(self._share.gather_moment(order))
-
-    def _load_moments(self, moments: Mapping[str, WholeMoments]) -> None:
-        order = orders.LoadMoments(
-            shapes=tuple((name, tuple(values.mean.shape)) for name, values in moments.items()),
-            num_steps=tuple(values.num_steps for values in moments.values()),
-        )
-        with self._together(order):
-            self._share.load_moments(order, moments)
 
     def _shape(self, name: str) -> tuple[int, ...]:
         parsed = parse_expert_name(name)
