@@ -13,7 +13,9 @@ again computes the same bits. Under autocast, on GPUs and for other types everyt
 from __future__ import annotations
 
 import functools
+import mmap
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,11 @@ PAD_ROWS = 32
 more: code for a shape is kept, so there must not be too many."""
 LIBRARY_BYTES = 50 << 20
 """What oneDNN comes to hold for code and its own work: between nothing and 150 MB, by shapes (docs/memory.md)."""
+ROOM_BYTES = 4 << 20
+"""What must be left beside the result for a call of oneDNN: it does not look whether it got the few kilobytes that it
+makes code with, and ends the process if it did not."""
+_PRIVATE: dict[str, Any] = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+"""Shared memory is not counted where a limit on a process's data is."""
 _NO_CODE = "could not create a primitive"
 """What oneDNN says if it cannot make code for a shape."""
 
@@ -94,14 +101,30 @@ def add_product_(into_MN: Tensor, left_MK: Tensor, right_KN: Tensor) -> Tensor:
 
 
 def _by_onednn(left_MK: Tensor, right_KN: Tensor) -> Tensor:
+    # Code for a new shape lies in memory of its own, of which a limit may have left none although the heap, where
+    # results lie, has room: the attempt would fail in smaller pieces as well.
+    if not _has_room(left_MK, right_KN.shape[1]):
+        return left_MK @ right_KN
     try:
         return _onednn(left_MK, right_KN)
     except RuntimeError as error:
         if _NO_CODE not in str(error):
             raise
-        # Code for a new shape lies in memory of its own, of which a limit may have left none although the heap,
-        # where results lie, has room: the attempt would fail in smaller pieces as well.
         return left_MK @ right_KN
+
+
+def _has_room(left_MK: Tensor, num_columns: int) -> bool:
+    """Whether there is more room than for the result. Raises what PyTorch's allocator raises if there is none for that.
+
+    What is allocated here is given back at once and never touched, so that it costs some microseconds.
+    """
+    held = left_MK.new_empty(left_MK.shape[0], num_columns)
+    try:
+        mmap.mmap(-1, ROOM_BYTES, **_PRIVATE).close()
+    except OSError:
+        return False
+    del held
+    return True
 
 
 def _onednn(left_MK: Tensor, right_KN: Tensor) -> Tensor:

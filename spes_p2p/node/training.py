@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from typing import Protocol
@@ -85,6 +86,8 @@ class Training:
         whole = held_out_bytes <= _MAX_FULL_EVALUATION_BYTES
         self._evaluate_bytes = None if whole else _PART_EVALUATION_BYTES
         self._loaded: Head | None = None
+        self._keeps_start = asyncio.Lock()
+        """Held while another start is loaded, and while all shards of this one are exported."""
         stored = ledger.get_meta(_META_KEY)
         self._published: dict[int, set[Digest]] = (
             msgspec.msgpack.decode(stored, type=dict[int, set[Digest]]) if stored else {}
@@ -102,20 +105,21 @@ class Training:
         `so_far`: what happened since the head that is loaded, or that the trainer's checkpoint belongs to; None: the
         trainer has nothing of its own. Raises TrainerError, BlobError, MachineError.
         """
-        rules = settle(so_far, head, self._peer, self._published)
-        started = await self._worker.load_start(
-            LoadStart(
-                spec=start_spec(head, certificate.merge_lists if certificate is not None else b""),
-                owned=rules.owned,
-                masters=dict(rules.masters),
-                residual=rules.residual,
-                accepted_update=rules.accepted_update,
-                kept_parts=rules.kept_parts,
-                evaluate_bytes=self._evaluate_bytes,
+        async with self._keeps_start:
+            rules = settle(so_far, head, self._peer, self._published)
+            started = await self._worker.load_start(
+                LoadStart(
+                    spec=start_spec(head, certificate.merge_lists if certificate is not None else b""),
+                    owned=rules.owned,
+                    masters=dict(rules.masters),
+                    residual=rules.residual,
+                    accepted_update=rules.accepted_update,
+                    kept_parts=rules.kept_parts,
+                    evaluate_bytes=self._evaluate_bytes,
+                )
             )
-        )
-        self._loaded = head
-        self._pass_on(started.notices)
+            self._loaded = head
+            self._pass_on(started.notices)
         return started.nats_per_byte
 
     async def train(self, order: fx.Train) -> fx.Trained:
@@ -190,22 +194,19 @@ class Training:
     # --- hand-over ---------------------------------------------------------------------------------------------------
 
     async def export(self) -> dict[int, tuple[Digest, int]]:
-        """Masters and moments of all owned shards as blobs: shard -> (blob, bytes). Raises TrainerError.
+        """Masters and moments of all shards owned in the loaded round, as blobs: shard -> (blob, bytes). Raises
+        TrainerError.
 
-        Loads go on in between: a shard whose lease lapses meanwhile is left away.
+        All of one round: with a load after each, leases would lapse shard by shard before they are packed.
         """
-        if self._loaded is None:
-            return {}
-        found = {}
-        for shard in self._loaded.state.shards_of(self._peer):
-            try:
+        async with self._keeps_start:
+            if self._loaded is None:
+                return {}
+            found = {}
+            for shard in self._loaded.state.shards_of(self._peer):
                 exported = await self._worker.export_handover(shard)
-            except TrainerError:
-                if shard in self._loaded.state.shards_of(self._peer):
-                    raise
-                continue
-            found[shard] = (exported.blob, exported.size_bytes)
-        return found
+                found[shard] = (exported.blob, exported.size_bytes)
+            return found
 
     async def take_over(self, shard: int, blob: Digest) -> None:
         """Go on with a leaver's masters and moments; what does not fit is refused and the table's value stays."""

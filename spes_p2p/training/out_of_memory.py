@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 
 import torch
@@ -62,6 +63,8 @@ def limit_memory(device: torch.device, memory_bytes: int) -> bool:
         return False
     import resource  # other systems need not have it
 
+    # Recomputing layers, the last resort, loads PyTorch's compiler at its first call: 36 MB, which are not left then.
+    importlib.import_module("torch._dynamo")
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard == resource.RLIM_INFINITY or memory_bytes < hard:
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, hard))

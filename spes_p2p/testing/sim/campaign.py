@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -45,6 +47,10 @@ class Campaign:
         return f"spes-p2p simulate{peers} --rounds {self.num_rounds} --faults {faults} --seed {seed} --trace"
 
 
+QUEUED_PER_JOB = 2
+"""Seeds that each worker has before it: one that it plays and one that follows at once."""
+
+
 def play_seed(campaign: Campaign, seed: int) -> Outcome:
     """Play one seed."""
     scenario = draw(seed, num_peers=campaign.num_peers, num_rounds=campaign.num_rounds, chosen=campaign.faults)
@@ -76,25 +82,45 @@ def play_all(
     done = read_outcomes(campaign)
     seeds = range(campaign.first_seed, campaign.first_seed + campaign.num_seeds)
     outcomes = list(done.values())
-    missing = [seed for seed in seeds if seed not in done]
+    missing = iter([seed for seed in seeds if seed not in done])
     rounds: dict[int, int] = {}
     with _resume_file(campaign) as file, _workers(campaign.num_jobs) as (pool, told):
-        running = {pool.submit(play_seed, campaign, seed): seed for seed in missing}
-        waiting = set(running)
-        while waiting:
-            ended, waiting = wait(waiting, timeout=look_every_s, return_when=FIRST_COMPLETED)
-            while not told.empty():
-                rounds.update([told.get()])
-            for future in sorted(ended, key=running.__getitem__):
-                outcome = _outcome(campaign, running[future], future)
+        running: dict[Future[Outcome], int] = {}
+        ended: queue.SimpleQueue[Future[Outcome]] = queue.SimpleQueue()
+        while True:
+            for seed in itertools.islice(missing, campaign.num_jobs * QUEUED_PER_JOB - len(running)):
+                with _workers_lost(seed):
+                    future = pool.submit(play_seed, campaign, seed)
+                running[future] = seed
+                future.add_done_callback(ended.put)
+            if not running:
+                break
+            for future in _all_ended(ended, look_every_s):
+                outcome = _outcome(campaign, running.pop(future), future)
                 if file is not None:
                     file.write(json.dumps(_line(campaign, outcome)) + "\n")
                     file.flush()
                 outcomes.append(outcome)
                 finished(outcome)
                 rounds.pop(outcome.seed, None)
-            looked(rounds)
+            while not told.empty():
+                rounds.update([told.get()])
+            looked({seed: number for seed, number in rounds.items() if seed in running.values()})
     return sorted(outcomes, key=lambda outcome: outcome.seed)
+
+
+def _all_ended(ended: queue.SimpleQueue[Future[Outcome]], timeout_s: float) -> list[Future[Outcome]]:
+    """Waits at most this long for one; all that have ended by then.
+
+    `concurrent.futures.wait` will not do: it holds the lock of each future while it looks at them, and Ctrl-C at that
+    moment leaves some locked for good, for which the pool's own thread then waits, and the process with it.
+    """
+    futures = []
+    with suppress(queue.Empty):
+        futures.append(ended.get(timeout=timeout_s))
+        while True:
+            futures.append(ended.get_nowait())
+    return futures
 
 
 @contextmanager
@@ -108,12 +134,11 @@ def _workers(num_jobs: int) -> Iterator[tuple[ProcessPoolExecutor, SimpleQueue[t
     try:
         yield pool, told
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
         for worker in set(multiprocessing.active_children()) - others:
             worker.kill()
         raise
     finally:
-        pool.shutdown(wait=True)
+        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
@@ -147,8 +172,8 @@ _tellers: list[SimpleQueue[tuple[int, int]]] = []
 
 
 def _tell(seed: int, number: int) -> None:
-    for queue in _tellers:
-        queue.put((seed, number))
+    for teller in _tellers:
+        teller.put((seed, number))
 
 
 def _begin_worker(told: SimpleQueue[tuple[int, int]]) -> None:
@@ -165,16 +190,26 @@ def _begin_worker(told: SimpleQueue[tuple[int, int]]) -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-def _outcome(campaign: Campaign, seed: int, future: Future[Outcome]) -> Outcome:
-    error = future.exception()
-    if error is None:
-        return future.result()
-    if isinstance(error, BrokenProcessPool):
+@contextmanager
+def _workers_lost(seed: int) -> Iterator[None]:
+    """Raises MachineError if a worker was killed."""
+    try:
+        yield
+    except BrokenProcessPool as error:
         raise MachineError(
             f"a worker process was killed while seed {seed} or its neighbours were played: is memory short?\n"
             "Try fewer --jobs; with --resume FILE what is finished is not played again."
         ) from error
-    what = f"seed {seed}: {type(error).__name__}: {error}"
+
+
+def _outcome(campaign: Campaign, seed: int, future: Future[Outcome]) -> Outcome:
+    with _workers_lost(seed):
+        try:
+            return future.result()
+        except BrokenProcessPool:
+            raise
+        except Exception as error:
+            what = f"seed {seed}: {type(error).__name__}: {error}"
     num_peers = 0 if campaign.num_peers is None else campaign.num_peers
     return Outcome(seed=seed, num_peers=num_peers, faults=faults_text(campaign.faults), violations=(what,))
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -100,6 +106,35 @@ def test_without_memory_for_code_a_product_is_that_of_mm(monkeypatch: pytest.Mon
     monkeypatch.setattr(products, "_onednn", fails)
     left, right = sides("plain")
     torch.testing.assert_close(product(left, right), left @ right)
+
+
+@needs_onednn
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts what is meant on Linux alone")
+@pytest.mark.parametrize("room_bytes", [products.ROOM_BYTES // 2, 2 * products.ROOM_BYTES])
+def test_onednn_is_asked_only_while_it_has_room_to_work_in(
+    onednn: bool, monkeypatch: pytest.MonkeyPatch, room_bytes: int
+) -> None:
+    """It ends the process where a few kilobytes are refused to it."""
+    by_onednn: list[Tensor] = []
+    monkeypatch.setattr(products, "_onednn", lambda left, right: by_onednn.append(left) or left @ right)
+    left, right = random(40, 50), random(50, 60)
+    with room_for(room_bytes):
+        result = product(left, right)
+    assert torch.equal(result, left @ right)
+    assert len(by_onednn) == (onednn and room_bytes > products.ROOM_BYTES)
+
+
+@contextmanager
+def room_for(num_bytes: int) -> Iterator[None]:
+    """So much more this process may take."""
+    status = Path("/proc/self/status").read_text()
+    held = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmData"))
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (held + num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 @pytest.mark.parametrize("added_bytes", [1, 2 * 56 * 7, 1 << 20])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import math
 from collections.abc import Callable
@@ -146,33 +147,39 @@ async def test_what_the_trainer_wants_the_user_to_hear_is_told(ledger: Ledger) -
     assert "out of memory with A; going on with B" in notes
 
 
-class LastOwner(Trainer):
-    """Hands over; a shard that is refused has been taken by a start that was loaded before."""
+class Packing(Trainer):
+    """Hands over; before each shard, `meanwhile` is called."""
 
-    def __init__(self, refuses: int) -> None:
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
         super().__init__()
-        self.refuses = refuses
-        self.before_refusal: Callable[[], None] = lambda: None
+        self.meanwhile = meanwhile
 
     async def export_handover(self, shard: int) -> HandoverExported:
-        if shard == self.refuses:
-            self.before_refusal()
-            raise TrainerError(f"shard {shard} is not owned here")
+        self.meanwhile()
+        for _ in range(10):  # whoever can go on does
+            await asyncio.sleep(0)
         return HandoverExported(shard=shard, blob=digest("hand-over", shard), size_bytes=7)
 
 
-async def test_a_shard_whose_lease_lapses_during_the_export_is_left_away(ledger: Ledger) -> None:
-    first, second = HEAD.state.shards_of(ME.peer_id)
-    trainer = LastOwner(refuses=second)
-    training = training_of(trainer, ledger)
-    await training.load(HEAD, None, None)
-    with pytest.raises(TrainerError):  # it is this peer's, and the trainer refuses all the same
-        await training.export()
+async def test_certificates_during_an_export_are_loaded_after_its_last_shard(ledger: Ledger) -> None:
+    shards = HEAD.state.shards_of(ME.peer_id)
+    assert len(shards) == 2
     later = cases.genesis_of(FOUNDERS)
     assert not later.state.shards_of(ME.peer_id)
+    loads: list[asyncio.Task[float | None]] = []
+    trainer = Packing(lambda: loads.append(asyncio.create_task(training.load(later, None, None))))
+    training = training_of(trainer, ledger)
+    await training.load(HEAD, None, None)
+    assert await training.export() == {shard: (digest("hand-over", shard), 7) for shard in shards}
+    assert training.loaded is HEAD
+    await asyncio.gather(*loads)
+    assert training.loaded is later
+    assert len(trainer.loads) == 3
 
-    def load_later() -> None:
-        training._loaded = later
 
-    trainer.before_refusal = load_later
-    assert await training.export() == {first: (digest("hand-over", first), 7)}
+async def test_an_export_begins_after_the_load_that_is_under_way(ledger: Ledger) -> None:
+    training = training_of(Packing(lambda: None), ledger)
+    loading = asyncio.create_task(training.load(HEAD, None, None))
+    await asyncio.sleep(0)
+    assert set(await training.export()) == set(HEAD.state.shards_of(ME.peer_id))
+    await loading
