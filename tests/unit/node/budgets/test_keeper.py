@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -17,11 +17,23 @@ from spes_p2p.node.budgets.keeping_up import Demand
 from spes_p2p.node.budgets.power import GpuPower
 from spes_p2p.node.budgets.store import read_limits, read_month
 from spes_p2p.node.holds import PAUSE, Holds
+from spes_p2p.node.traffic import Crowd
+from spes_p2p.protocol.params import PieceSizes
 
 DEMAND = Demand(
-    num_shards=4, shard_bytes=10_000_000, psi_bytes=1_000_000, result_bytes=4_000_000,
-    num_others=3, expert_acks=1, replicas=2, transfer_s=60.0, round_max_s=300.0,
-)  # fmt: skip
+    sizes=PieceSizes(
+        expert_blob_bytes=10_000_000,
+        psi_piece_bytes=1_000_000,
+        part_result_bytes=4_000_000,
+        num_parts=1,
+        num_shards=4,
+    ),
+    crowd=Crowd(num_members=4, num_eligible=4, num_replicas=2),
+    expert_acks=1,
+    inner_steps=100,
+    transfer_s=60.0,
+    round_max_s=300.0,
+)
 
 
 class PretendMachine(Machine):
@@ -214,25 +226,23 @@ async def test_the_run_decides_how_many_shards_and_steps(bench: Bench) -> None:
     assert budgets.fit_run(DEMAND, 4, stated=False) == 2
     assert "2 of 4 shards" in budgets.view().note or "2 of 4 shards" in bench.told[-1]
     budgets.follow_run(lambda: (DEMAND, 2))
-    pace = budgets.present_pace()
-    assert pace is not None and pace.steps(100, 1.0) == 100
+    assert budgets.inner_steps(100, 1.0) == 100
     budgets.follow_run(lambda: (DEMAND, 4))
-    pace = budgets.present_pace()
-    assert pace is not None and 25 <= pace.steps(100, 1.0) < 100
+    assert 25 <= budgets.inner_steps(100, 1.0) < 100
     assert (await Bench(bench.folder).start(Limits())).fit_run(DEMAND, 4, stated=False) == 4
 
 
 async def test_a_line_that_the_run_has_outgrown_gives_what_it_can_and_says_so_once(bench: Bench) -> None:
     budgets = await bench.start(Limits(upload=100_000))
-    small = Demand(
-        num_shards=4, shard_bytes=100_000, psi_bytes=10_000, result_bytes=4_000,
-        num_others=1, expert_acks=1, replicas=1, transfer_s=60.0, round_max_s=300.0,
-    )  # fmt: skip
+    small = replace(
+        DEMAND,
+        sizes=replace(DEMAND.sizes, expert_blob_bytes=100_000, psi_piece_bytes=10_000, part_result_bytes=4_000),
+        crowd=Crowd(num_members=2, num_eligible=2, num_replicas=1),
+    )
     assert budgets.fit_run(small, 4, stated=False) == 4
     budgets.follow_run(lambda: (DEMAND, 4))
     for _ in range(3):
-        pace = budgets.present_pace()
-        assert pace is not None and pace.steps(100, 1.0) == 25
+        assert budgets.inner_steps(100, 1.0) == 25
     assert len([text for text in bench.told if "too slow for this run" in text]) == 1
 
 
