@@ -424,7 +424,8 @@ class Node:
 
     async def _watch_leave(self, driver: Driver, tools: Tools) -> None:
         await self._wish.wanted.wait()
-        await leave_properly(driver, tools.training, tools.blobs, self._log.tell, self._wish)
+        training, blobs = tools.training, tools.blobs
+        await leave_properly(driver, training, blobs, self._log.tell, self._wish, self._budgets)
 
 
 async def run_beside(main: Coroutine[Any, Any, None], *beside: Coroutine[Any, Any, None]) -> None:

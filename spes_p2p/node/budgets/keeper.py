@@ -13,6 +13,7 @@ from typing import Protocol
 
 from spes_p2p.config import Limits
 from spes_p2p.errors import MachineError
+from spes_p2p.ids import Digest
 from spes_p2p.node.budgets.facts import OtherLoad, on_battery
 from spes_p2p.node.budgets.idleness import Idleness
 from spes_p2p.node.budgets.judge import Facts, judge, view
@@ -20,6 +21,7 @@ from spes_p2p.node.budgets.keeping_up import Demand, Judgement, keep_up
 from spes_p2p.node.budgets.limits import changed
 from spes_p2p.node.budgets.month import MonthBook, MonthCount
 from spes_p2p.node.budgets.power import GpuPower
+from spes_p2p.node.budgets.promise import aside_bytes, refusal
 from spes_p2p.node.budgets.store import read_limits, read_month, write_limits, write_month
 from spes_p2p.node.snapshot import LimitsView
 
@@ -36,8 +38,8 @@ class Line(Protocol):
         """Limit both directions; None: no limit."""
         ...
 
-    def set_no_blobs(self, reason: str) -> None:
-        """Neither serve nor fetch blobs; empty: do."""
+    def set_no_blobs(self, reason: str, spared: frozenset[Digest]) -> None:
+        """Neither serve nor fetch blobs, but serve the spared ones; empty: do."""
         ...
 
     def bytes_up(self) -> int:
@@ -115,6 +117,8 @@ class Budgets:
         self._rates: deque[tuple[float, int, int]] = deque()
         self._facts = Facts(now=self._machine.now())
         self._held: tuple[str, ...] = ()
+        self._promised: Mapping[Digest, int] = {}
+        """Blobs of a hand-over, with their bytes."""
         self._cannot_store = False
         self._changing = asyncio.Lock()
 
@@ -230,6 +234,17 @@ class Budgets:
         if self._worker is not None:
             self._worker.set_share(self.share)
 
+    # --- leaving -----------------------------------------------------------------------------------------------------
+
+    def handover_refusal(self, handover_bytes: int, within_s: float) -> str:
+        """Why a hand-over of so many bytes, fetched within that time, may not be promised; empty: it may."""
+        demand = self._demand() if self._demand is not None else None
+        return refusal(self.limits, self._facts.month_bytes, demand, handover_bytes, within_s)
+
+    def promise(self, blobs: Mapping[Digest, int]) -> None:
+        """These blobs, with their bytes, were promised to new owners: keep the month's bytes for them until the end."""
+        self._promised = blobs
+
     # --- looking -----------------------------------------------------------------------------------------------------
 
     async def look(self) -> None:
@@ -252,6 +267,7 @@ class Budgets:
         self._facts = Facts(
             now=now,
             month_bytes=book.total_bytes,
+            aside_bytes=aside_bytes(sum(self._promised.values())) if self._promised else 0,
             up_per_s=(up - up_before) / elapsed_s,
             down_per_s=(down - down_before) / elapsed_s,
             others_busy=self._idleness.busy,
@@ -273,7 +289,7 @@ class Budgets:
 
     def _follow(self, line: Line) -> None:
         verdict = judge(self.limits, self._facts)
-        line.set_no_blobs(verdict.no_blobs)
+        line.set_no_blobs(verdict.no_blobs, frozenset(self._promised) if verdict.spares_promised else frozenset())
         # what holds now comes first: a limit that is changed lets nothing begin in between
         for reason in verdict.holds:
             if reason not in self._held:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from spes_p2p.config import Limits
+from spes_p2p.digests import digest
 from spes_p2p.errors import ConfigError, MachineError
+from spes_p2p.ids import Digest
 from spes_p2p.node.budgets import keeper
 from spes_p2p.node.budgets.keeper import Budgets, Machine
 from spes_p2p.node.budgets.keeping_up import Demand
@@ -60,14 +62,15 @@ class PretendMachine(Machine):
 class PretendLine:
     rates: tuple[float | None, float | None] = (None, None)
     no_blobs: str = ""
+    spared: frozenset[Digest] = frozenset()
     up: int = 0
     down: int = 0
 
     def set_rates(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
         self.rates = (up_bytes_per_s, down_bytes_per_s)
 
-    def set_no_blobs(self, reason: str) -> None:
-        self.no_blobs = reason
+    def set_no_blobs(self, reason: str, spared: frozenset[Digest]) -> None:
+        self.no_blobs, self.spared = reason, spared
 
     def bytes_up(self) -> int:
         return self.up
@@ -187,6 +190,22 @@ async def test_a_month_used_up_holds_training_and_blobs_until_it_ends_or_the_lim
     bench.machine.at = datetime(2026, 12, 1, 0, 0)
     await bench.later(budgets, 1)
     assert (bench.holds.held, bench.line.no_blobs) == (False, "")
+
+
+async def test_what_was_promised_is_served_while_anything_of_the_month_is_left(bench: Bench) -> None:
+    budgets = await bench.start(Limits(monthly=100_000_000))
+    budgets.follow_run(lambda: (replace(DEMAND, crowd=Crowd(num_members=1, num_eligible=1, num_replicas=1)), 2))
+    bench.line.up = 40_000_000
+    await bench.later(budgets, 1)
+    assert budgets.handover_refusal(50_000_000, 60.0) == ""
+    assert budgets.handover_refusal(60_000_000, 60.0).startswith("60 MB are left of this month's 100 MB")
+    promised = digest("masters")
+    budgets.promise({promised: 50_000_000})
+    for used, stops, spared in ((48, False, set()), (49, True, {promised}), (99, True, {promised}), (100, True, set())):
+        bench.line.up = used * 1_000_000
+        await bench.later(budgets, 1)
+        assert (bool(bench.line.no_blobs), bench.line.spared) == (stops, spared), used
+    assert budgets.handover_refusal(1, 60.0) == "this month's 100 MB are used up"
 
 
 async def test_a_proper_end_stores_the_month_to_the_byte(bench: Bench) -> None:
