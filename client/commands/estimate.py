@@ -5,21 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from spes_p2p.client.commands.limit_options import Download, GpuShare, Upload
 from spes_p2p.client.commands.options import Bootstrap, DataDir, Json, Run
 from spes_p2p.client.gpu import check_gpu_text, choose_devices
 from spes_p2p.client.links import checked_addresses, find_invite
 from spes_p2p.client.output import complain, say, say_json
 from spes_p2p.client.settings import choose, from_flags, node_config
-from spes_p2p.errors import ConfigError, LinkError, MachineError
-from spes_p2p.node.budgets.limits import refuse_bits
+from spes_p2p.errors import LinkError, MachineError
 from spes_p2p.node.budgets.store import read_limits
 
 if TYPE_CHECKING:
     from spes_p2p.client.estimate.report import Figure
-
-LEAST_UPLOAD_BYTES_PER_S = 1000
 
 
 def estimate(
@@ -27,12 +24,9 @@ def estimate(
     gpu: Annotated[str | None, typer.Option("--gpu", help="Number of a GPU, several (0,1), or none (CPU).")] = None,
     memory: Annotated[str | None, typer.Option("--memory", help="Most memory to train with, such as 10GB.")] = None,
     capacity: Annotated[int | None, typer.Option("--capacity", help="Most expert shards to own.")] = None,
-    upload: Annotated[
-        str | None,
-        typer.Option(
-            "--upload", help="What this line uploads in a second, such as 1MB. Default: the limit that is set, if any."
-        ),
-    ] = None,
+    upload: Upload = None,
+    download: Download = None,
+    gpu_share: GpuShare = None,
     threads: Annotated[int | None, typer.Option("--threads", help="CPU threads of the trainer. Default: 1.")] = None,
     frozen_format: Annotated[
         str | None, typer.Option("--frozen-format", help="How others' experts are stored: fp32, bf16, int8 or int4.")
@@ -53,10 +47,11 @@ def estimate(
 ) -> int:
     """Say what taking part in a run needs and gives on this machine, without joining it.
 
-    Example: spes-p2p estimate spes-p2p:... --gpu 0 --upload 1MB
+    Example: spes-p2p estimate spes-p2p:... --gpu 0 --upload 1MB/s --gpu-share 50%
 
     Memory and what fits, traffic a day, rounds an hour, inner steps a second, the chance to be done in time; each with
-    how it was obtained: measured now, from certificates, or reckoned. Exit code 5 if the run does not fit.
+    how it was obtained: measured now, from certificates, or reckoned. Exit code 5 if a join would refuse: the run
+    does not fit into memory, or the line does not keep up. Limits that are not named are those that a join would find.
     """
     flags = from_flags(
         data_dir=data_dir,
@@ -67,10 +62,12 @@ def estimate(
         threads=threads,
         frozen_format=frozen_format,
         moments=moments,
+        upload=upload,
+        download=download,
+        gpu_share=gpu_share,
         bootstrap=bootstrap,
     )
     choices = checked_addresses(choose(flags))
-    upload_bytes_per_s = _upload(upload)
     if choices.gpu is not None:
         check_gpu_text(choices.gpu)
     invite, folder = find_invite(link, choices)
@@ -78,13 +75,12 @@ def estimate(
         raise LinkError("the invite link has no bootstrap address: nobody can be asked about the run\nUse --bootstrap.")
     devices = choose_devices(choices.gpu)
     node = node_config(choices, data_dir=folder.absolute(), devices=devices, invite_seed=invite.invite_seed)
-    if upload_bytes_per_s is None:  # as a join would take it: of the environment, the file or the data folder
-        upload_bytes_per_s = (node.limits if node.limits is not None else read_limits(folder)).upload
+    limits = node.limits if node.limits is not None else read_limits(folder)  # as a join would take them
     # everything that can be wrong with the arguments was checked: now torch and hivemind, which take seconds
     from spes_p2p.client.estimate.gather import Wishes, gather
     from spes_p2p.client.estimate.report import figures
 
-    wishes = Wishes(node=node, measure=measure, watch_s=float(watch), upload_bytes_per_s=upload_bytes_per_s)
+    wishes = Wishes(node=node, measure=measure, watch_s=float(watch), limits=limits)
     facts = gather(invite, wishes, complain)
     found = figures(facts)
     if json:
@@ -92,23 +88,7 @@ def estimate(
     else:
         for figure in found:
             say(figure.line)
-    return MachineError.exit_code if facts.need is None else 0
-
-
-def _upload(text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        refuse_bits(text)
-    except ValueError as error:
-        raise ConfigError(f"--upload: {error}") from error
-    try:
-        rate = int(TypeAdapter(ByteSize).validate_python(text.removesuffix("/s")))
-    except ValidationError as error:
-        raise ConfigError(f"--upload {text}: give bytes a second, such as 500kB or 1MB") from error
-    if rate < LEAST_UPLOAD_BYTES_PER_S:
-        raise ConfigError(f"--upload {text}: is too little to mean it; give bytes a second, such as 500kB or 1MB")
-    return rate
+    return MachineError.exit_code if facts.need is None or facts.judged.refusal else 0
 
 
 def _as_json(name: str, run_id: str, found: list[Figure]) -> dict[str, Any]:

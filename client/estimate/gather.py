@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from spes_p2p.config import NodeConfig, RunConfig
+from spes_p2p.config import Limits, NodeConfig, RunConfig
 from spes_p2p.errors import MachineError
 from spes_p2p.network.link import InviteLink
-from spes_p2p.node.outlook import crowd_with_one_more, likely_shards
+from spes_p2p.node.budgets.keeping_up import Demand, Judgement, demand_of, keep_up
+from spes_p2p.node.outlook import likely_shards
 from spes_p2p.node.room import room_for_ranks
 from spes_p2p.node.step_rate import StepTimes, measure_steps
-from spes_p2p.node.traffic import Crowd
 from spes_p2p.node.visit import Look, look, visiting, watch_rounds
-from spes_p2p.protocol.params import transfer_budget_ms
+from spes_p2p.protocol.head import Terms
 from spes_p2p.training.fit import Room, fit, largest_plan
 from spes_p2p.training.memory import MemoryNeed
 
@@ -30,8 +30,13 @@ class Wishes:
     node: NodeConfig
     measure: bool
     watch_s: float
-    upload_bytes_per_s: int | None
-    """None: not said."""
+    limits: Limits
+    """Those that are named, else those that a join would find set."""
+
+    @property
+    def share(self) -> float:
+        """Of the time, that training takes."""
+        return self.limits.gpu_share or 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +57,10 @@ class Facts:
     unmeasured: str
     """Why there are no step times."""
     durations_s: tuple[float, ...]
-    crowd: Crowd
-    budget_s: float
-    """T."""
+    demand: Demand
+    """What the run asks, with this machine among its members."""
+    judged: Judgement
+    """What a join would make of that and of the limits."""
 
 
 def gather(invite: InviteLink, wishes: Wishes, tell: Callable[[str], None]) -> Facts:
@@ -69,21 +75,21 @@ def gather(invite: InviteLink, wishes: Wishes, tell: Callable[[str], None]) -> F
     most: MemoryNeed | None = None
     need: MemoryNeed | None = None
     refusal = ""
+    demand = demand_of(Terms(seen.head), is_member=False)
+    if durations:
+        demand = replace(demand, round_s=sum(durations) / len(durations))
+    stated = wishes.node.capacity is not None
+
+    def judge(step_s: float | None) -> Judgement:
+        return keep_up(demand, wishes.limits, most.num_owned if most else 1, stated=stated, step_s=step_s)
+
     try:
         most = fit(config, wishes.node, room)
         shards = wishes.node.capacity or likely_shards(seen.head, most.num_owned)
-        need = largest_plan(config, wishes.node, min(shards, most.num_owned), room) or most
+        need = largest_plan(config, wishes.node, min(shards, most.num_owned, judge(None).capacity), room) or most
     except MachineError as error:
         refusal = str(error)
     steps, unmeasured = _measure(config, wishes, need, tell)
-    crowd = crowd_with_one_more(config, seen.head)
-    budget_ms = transfer_budget_ms(
-        config.protocol,
-        seen.head.run.sizes,
-        num_members=crowd.num_members,
-        num_eligible=crowd.num_eligible,
-        num_replicas=crowd.num_replicas,
-    )
     return Facts(
         wishes=wishes,
         config=config,
@@ -95,8 +101,8 @@ def gather(invite: InviteLink, wishes: Wishes, tell: Callable[[str], None]) -> F
         steps=steps,
         unmeasured=unmeasured,
         durations_s=durations,
-        crowd=crowd,
-        budget_s=budget_ms / 1000,
+        demand=demand,
+        judged=judge(steps.mean_s if steps is not None else None),
     )
 
 

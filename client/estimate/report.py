@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from spes_p2p.client.estimate.gather import Facts
 from spes_p2p.client.output import bytes_text, count_text, duration_text
-from spes_p2p.node.outlook import RoundTime, deadline, num_vacant, pace_of, round_time, upload_share
+from spes_p2p.node.budgets.keeping_up import LINE_SHARE
+from spes_p2p.node.budgets.limits import rate_text
+from spes_p2p.node.outlook import RoundTime, deadline, num_vacant, pace_of, round_time
 from spes_p2p.node.traffic import round_traffic, state_bytes
 
 How = Literal["measured now", "from certificates", "reckoned"]
@@ -34,9 +36,10 @@ def figures(facts: Facts) -> list[Figure]:
     steps = facts.steps
     inner_steps = facts.look.head.inner_steps
     training_s = None if steps is None else inner_steps * steps.mean_s
-    rounds = round_time(facts.config, facts.durations_s, training_s, facts.budget_s)
+    rounds = round_time(facts.config, facts.durations_s, training_s, facts.demand.transfer_s)
     found = [_run(facts), _pace(facts), _memory(facts), _steps(facts), _rounds(facts, rounds)]
     found += _traffic(facts, rounds)
+    found += _limits(facts)
     found.append(_deadline(facts, rounds))
     return found
 
@@ -116,7 +119,7 @@ def _rounds(facts: Facts, rounds: RoundTime) -> Figure:
 def _traffic(facts: Facts, rounds: RoundTime) -> Iterator[Figure]:
     sizes = facts.look.head.run.sizes
     num_owned = facts.need.num_owned if facts.need is not None else 1
-    traffic = round_traffic(sizes, facts.crowd, num_owned)
+    traffic = round_traffic(sizes, facts.demand.crowd, num_owned)
     each_way, a_day = traffic.each_way_bytes, traffic.each_way_bytes * rounds.rounds_per_day
     text = (
         f"{bytes_text(a_day)} a day down and about as much up; {bytes_text(each_way)} a round: experts "
@@ -132,22 +135,53 @@ def _traffic(facts: Facts, rounds: RoundTime) -> Iterator[Figure]:
     first = state_bytes(sizes)
     text = f"{bytes_text(first)} to load once, and a few times as much on disk"
     yield Figure(name="state", text=text, how="reckoned", values={"state_bytes": first})
-    upload = facts.wishes.upload_bytes_per_s
-    if upload is None:
+
+
+def _limits(facts: Facts) -> Iterator[Figure]:
+    """What a join would make of the limits, and the sums behind it; nothing without limits."""
+    limits, judged, demand = facts.wishes.limits, facts.judged, facts.demand
+    if limits.upload is not None:
+        values: dict[str, Any] = {
+            "upload_bytes_per_s": limits.upload,
+            "update_bytes": judged.publish_bytes,
+            "update_s": judged.publish_s,
+            "budget_s": demand.transfer_s,
+            "needed_bytes_per_s": judged.publish_bytes / LINE_SHARE / demand.transfer_s,
+        }
+        text = (
+            f"{rate_text(limits.upload)}: an update with {count_text(judged.capacity, 'shard')}, "
+            f"{bytes_text(judged.publish_bytes)}, takes {duration_text(judged.publish_s * 1000)} of "
+            f"{demand.transfer_s:.0f} s for transfers"
+        )
+        yield Figure(name="upload", text=text, how="reckoned", values=values)
+    if limits.download is not None:
+        within_s = demand.round_s or demand.round_max_s + demand.transfer_s
+        values = {
+            "download_bytes_per_s": limits.download,
+            "round_bytes": judged.load_bytes,
+            "round_bytes_s": judged.load_s,
+            "within_s": within_s,
+            "needed_bytes_per_s": judged.load_bytes / LINE_SHARE / within_s,
+        }
+        text = (
+            f"{rate_text(limits.download)}: what a round brings, {bytes_text(judged.load_bytes)}, takes "
+            f"{duration_text(judged.load_s * 1000)} of {within_s:.0f} s"
+        )
+        yield Figure(name="download", text=text, how="reckoned", values=values)
+    if (limits.upload, limits.download, limits.gpu_share) == (None, None, None):
         return
-    share = upload_share(each_way, upload, facts.budget_s)
-    needed = each_way / facts.budget_s
-    taken = duration_text(each_way / upload * 1000)
-    text = f"{bytes_text(upload)}/s takes {taken} of {facts.budget_s:.0f} s for transfers"
-    if share > 1:
-        text += f": too slow, {bytes_text(needed)}/s are needed; own fewer shards or find a faster line"
+    text = judged.refusal.replace("\n", "; ") or judged.note or "they cost nothing"
+    if not judged.refusal:
+        shards, steps = count_text(judged.capacity, "shard"), f"{judged.inner_steps:,} of {demand.inner_steps:,}"
+        text += f": {shards} to offer, {steps} inner steps"
     values = {
-        "upload_bytes_per_s": upload,
-        "share_of_budget": share,
-        "needed_bytes_per_s": needed,
-        "enough": share <= 1,
+        "enough": not judged.refusal,
+        "shards": judged.capacity,
+        "inner_steps": judged.inner_steps,
+        "gpu_share": facts.wishes.share,
+        "note": judged.why,
     }
-    yield Figure(name="upload", text=text, how="reckoned", values=values)
+    yield Figure(name="limits", text=text, how="reckoned", values=values)
 
 
 def _deadline(facts: Facts, rounds: RoundTime) -> Figure:
@@ -155,18 +189,16 @@ def _deadline(facts: Facts, rounds: RoundTime) -> Figure:
     if steps is None:
         text = f"not known: {facts.unmeasured}"
         return Figure(name="deadline", text=text, how="reckoned", values={"chance": None, "inner_steps": inner_steps})
-    found = deadline(facts.config, inner_steps, (steps.mean_s, steps.deviation_s), rounds)
-    upload = facts.wishes.upload_bytes_per_s
+    share, judged = facts.wishes.share, facts.judged
+    rested_s = (steps.mean_s / share, steps.deviation_s / share)
+    found = deadline(facts.config, inner_steps, rested_s, rounds, judged.shortened_s)
     chance, more = found.chance, ""
-    if upload is not None:
-        sizes = facts.look.head.run.sizes
-        num_owned = facts.need.num_owned if facts.need is not None else 1
-        each_way = round_traffic(sizes, facts.crowd, num_owned).each_way_bytes
-        if upload_share(each_way, upload, facts.budget_s) > 1:
-            chance, more = 0.0, ", but the upload takes too long"
+    at_share = "" if share == 1.0 else f" at {share:.0%} of the time"
+    if judged.refusal:
+        chance, more = 0.0, ", but the line does not keep up"
     text = (
-        f"{100 * chance:.0f} % to make all {inner_steps:,} steps in time: they take {found.training_s:.1f} s, and "
-        f"training ends after {found.limit_s:.1f} s ({found.why}){more}"
+        f"{100 * chance:.0f} % to make all {inner_steps:,} steps in time: they take {found.training_s:.1f} s"
+        f"{at_share}, and training ends after {found.limit_s:.1f} s ({found.why}){more}"
     )
     values = {
         "chance": chance,

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from spes_p2p.crypto import peer_text
-from spes_p2p.ids import PeerId
+from spes_p2p.ids import Digest, PeerId
 from spes_p2p.network.pacing import Gate
 
 MAX_OFFENCES = 20
@@ -57,3 +57,9 @@ class Traffic:
         self.down = Gate()
         self.no_blobs = ""
         """Why this node neither serves nor fetches blobs; empty: it does."""
+        self.spared: frozenset[Digest] = frozenset()
+        """Blobs that are served all the same."""
+
+    def withholds(self, blob: Digest) -> bool:
+        """Whether a blob is not served."""
+        return bool(self.no_blobs) and blob not in self.spared

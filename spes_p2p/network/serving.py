@@ -64,7 +64,7 @@ class BlobService:
             return
         blob = Digest(request.blob)
         try:
-            if self._traffic.no_blobs:
+            if self._traffic.withholds(blob):
                 raise BlobError(self._traffic.no_blobs)
             size_bytes = await asyncio.to_thread(self._blobs.size_bytes, blob)
             chunks = await asyncio.to_thread(self._blobs.chunks, blob) if request.count == 0 else ()
@@ -87,7 +87,7 @@ class BlobService:
             await self._write_chunk(writer, chunk)
             self._traffic.bytes_sent += len(chunk)
             self._quotas.charge(peer, len(chunk))
-            if self._traffic.no_blobs:
+            if self._traffic.withholds(blob):
                 raise EOFError  # in the middle of a range: the receiver goes to another source
 
     async def _write_chunk(self, writer: asyncio.StreamWriter, chunk: bytes) -> None:

@@ -284,9 +284,10 @@ class P2PTransport:
         )
         self._fetcher.draws.set(MAX_DRAWS if down is None else max(1, min(MAX_DRAWS, int(down // DRAW_BYTES_PER_S))))
 
-    def set_no_blobs(self, reason: str) -> None:
-        """Neither serve nor fetch blobs, those under way included, because of this; empty: do again. Messages go on."""
-        self._traffic.no_blobs = reason
+    def set_no_blobs(self, reason: str, spared: frozenset[Digest] = frozenset()) -> None:
+        """Neither serve nor fetch blobs, those under way included, because of this; empty: do again. Messages go on,
+        and the spared blobs are served all the same."""
+        self._traffic.no_blobs, self._traffic.spared = reason, spared
 
     def bytes_up(self) -> int:
         """Bytes that left since the start: messages, answers and blobs with the heads of their frames."""

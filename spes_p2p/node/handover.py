@@ -108,8 +108,7 @@ class Successions:
         if not shards:
             return
         holdings, sources, most_bytes = self._holdings, (succession.leaver,), _most_bytes(head)
-        rate = head.run.config.protocol.min_rate_bytes_per_s
-        async with asyncio.timeout(_EXTRA_S + len(shards) * most_bytes / rate):
+        async with asyncio.timeout(fetch_s(head, len(shards))):
             await holdings.fetcher.fetch(succession.index, sources, MAX_INDEX_BYTES)
             handed = decode_index(holdings.blobs.read(succession.index))
             holdings.keeper.note([succession.index], head.round)
@@ -119,6 +118,11 @@ class Successions:
                 holdings.keeper.note([blob], head.round)
         for shard, blob in taken:
             await heir.take_over(shard, blob)
+
+
+def fetch_s(head: Head, num_shards: int) -> float:
+    """Seconds within which a new owner fetches the hand-over of so many shards, or does without."""
+    return _EXTRA_S + num_shards * _most_bytes(head) / head.run.config.protocol.min_rate_bytes_per_s
 
 
 def _most_bytes(head: Head) -> int:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
+from typing import Protocol
 
 from spes_p2p.errors import MachineError, TrainerError
 from spes_p2p.ids import Digest
 from spes_p2p.node.driver import Driver
 from spes_p2p.node.files import LEAVE_FILE
-from spes_p2p.node.handover import encode_index
+from spes_p2p.node.handover import encode_index, fetch_s
 from spes_p2p.node.pausing import Pace
+from spes_p2p.node.sizes import handover_bytes
 from spes_p2p.node.snapshot import LeaveStep, LeaveView
 from spes_p2p.node.training import Training
 from spes_p2p.ports import BlobStore
@@ -44,6 +46,8 @@ class LeaveWish:
         self.stage = LeaveStage.FINISH
         self.handover_bytes = 0
         """What those who take over have to fetch."""
+        self.given_up = ""
+        """Why nothing is handed over, for people; empty: it is, or there is nothing."""
 
     @property
     def is_stored(self) -> bool:
@@ -60,25 +64,40 @@ class LeaveWish:
         self._path.unlink(missing_ok=True)
 
 
+class Promises(Protocol):
+    """What this machine's limits let a leave promise: `keeper.Budgets`."""
+
+    def handover_refusal(self, handover_bytes: int, within_s: float) -> str:
+        """Why a hand-over of so many bytes, fetched within that time, may not be promised; empty: it may."""
+        ...
+
+    def promise(self, blobs: Mapping[Digest, int]) -> None:
+        """These blobs, with their bytes, are promised."""
+        ...
+
+
 async def leave_properly(
     driver: Driver,
     training: Training,
     blobs: BlobStore,
     notify: Callable[[str, str], None],
     wish: LeaveWish,
+    promises: Promises,
 ) -> None:
     """Let the training that is under way end and its update go out, export masters and moments, and say the leave.
 
-    Nothing is trained after the export: what is handed over is what the last update published.
+    Nothing is trained after the export: what is handed over is what the last update published. What the limits would
+    not let this node serve is not promised: then it leaves without a hand-over, and says what is given up.
     """
     shards: dict[int, tuple[Digest, int]] = {}
     await driver.rounds.finish()
     wish.stage = LeaveStage.HAND_OVER
     if driver.machine.is_member:
-        try:
-            shards = await training.export()
-        except (TrainerError, MachineError) as error:
-            notify("warning", f"nothing is handed over: {error}")
+        wish.given_up = _refusal(driver.machine.head, training.owned, promises)
+        if wish.given_up:
+            notify("warning", _given_up_text(wish.given_up, training.owned))
+        else:
+            shards = await _export(training, notify)
     wish.stage, wish.handover_bytes = LeaveStage.SAID, sum(size for _, size in shards.values())
     if not shards:
         driver.give(fx.LeaveWanted(handover=None, handover_bytes=0))
@@ -86,7 +105,34 @@ async def leave_properly(
     index = encode_index(shards)
     blob = await asyncio.to_thread(blobs.put, index)
     driver.pin([blob, *(shard_blob for shard_blob, _ in shards.values())])
+    promises.promise({blob: len(index), **dict(shards.values())})
     driver.give(fx.LeaveWanted(handover=blob, handover_bytes=len(index)))
+
+
+async def _export(training: Training, notify: Callable[[str, str], None]) -> dict[int, tuple[Digest, int]]:
+    try:
+        return await training.export()
+    except (TrainerError, MachineError) as error:
+        notify("warning", f"nothing is handed over: {error}")
+        return {}
+
+
+def _refusal(head: Head, shards: Sequence[int], promises: Promises) -> str:
+    """Why the limits do not let these shards be handed over; empty: they do, or nobody takes over."""
+    if not shards or len(head.state.roster) < 2:
+        return ""
+    config = head.run.config
+    # heirs of one shard each fetch side by side, and none waits longer for the others
+    within_s = min(config.protocol.round_max_ms / 1000, fetch_s(head, 1))
+    return promises.handover_refusal(sum(handover_bytes(config, shard) for shard in shards), within_s)
+
+
+def _given_up_text(why: str, shards: Sequence[int]) -> str:
+    names = f"shard{'' if len(shards) == 1 else 's'} {', '.join(map(str, shards))}"
+    return (
+        f"nothing is handed over: {why}; the optimizer state of {names} is given up; their certified values stay in "
+        "the swarm, and the new owners go on from these"
+    )
 
 
 def leave_view(
@@ -126,7 +172,8 @@ def _steps(wish: LeaveWish, progress: Progress, *, hands_over: bool) -> tuple[Le
     if wish.stage <= LeaveStage.HAND_OVER:
         steps.append(LeaveStep(name="hand over", text="masters and moments are packed for those who take over"))
     tentative = "; tentative ones let nobody go" if progress.tentative or progress.waiting else ""
-    steps.append(LeaveStep(name="certificate", text=f"the certificate that lets this node go{tentative}"))
+    without = f"; nothing is handed over: {wish.given_up}" if wish.given_up else ""
+    steps.append(LeaveStep(name="certificate", text=f"the certificate that lets this node go{tentative}{without}"))
     if hands_over:
         steps.append(LeaveStep(name="successors", text="the new owners fetch what is handed over"))
     return tuple(steps)

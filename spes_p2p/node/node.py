@@ -289,7 +289,7 @@ class Node:
                 signed=signed,
                 blobs=assembled.blobs,
                 transport=transport,
-                trainer=PacedTrainer(worker, self._budgets.present_pace),
+                trainer=PacedTrainer(worker, self._budgets),
                 checkpoint=checkpoint_of(ready),
                 clock=self._clock,
                 notify=self._log.tell,
@@ -382,7 +382,9 @@ class Node:
         machine = driver.machine
 
         def demand() -> tuple[Demand, int]:
-            return demand_of(machine.terms, is_member=machine.is_member), len(machine.head.state.shards_of(me))
+            asked, round_ms = demand_of(machine.terms, is_member=machine.is_member), driver.pace.round_ms
+            asked = dataclasses.replace(asked, round_s=None if round_ms is None else round_ms / 1000)
+            return asked, len(machine.head.state.shards_of(me))
 
         self._budgets.follow_run(demand)
 
@@ -422,7 +424,8 @@ class Node:
 
     async def _watch_leave(self, driver: Driver, tools: Tools) -> None:
         await self._wish.wanted.wait()
-        await leave_properly(driver, tools.training, tools.blobs, self._log.tell, self._wish)
+        training, blobs = tools.training, tools.blobs
+        await leave_properly(driver, training, blobs, self._log.tell, self._wish, self._budgets)
 
 
 async def run_beside(main: Coroutine[Any, Any, None], *beside: Coroutine[Any, Any, None]) -> None:

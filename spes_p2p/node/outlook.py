@@ -125,8 +125,11 @@ class Deadline:
     why: str
 
 
-def deadline(config: RunConfig, inner_steps: int, step_s: tuple[float, float], rounds: RoundTime) -> Deadline:
-    """`step_s`: mean and standard deviation of a step.
+def deadline(
+    config: RunConfig, inner_steps: int, step_s: tuple[float, float], rounds: RoundTime, shortened_s: float = 0.0
+) -> Deadline:
+    """`step_s`: mean and standard deviation of a step, rests included. `shortened_s`: training has to end so much
+    earlier, for a slow line.
 
     Training ends after `round_max_ms`, and `train_grace_ms` after half of the members are done, which is not later
     than the end of a round as they are now. The time of H steps is taken as normal, with the spread of single steps and
@@ -141,11 +144,9 @@ def deadline(config: RunConfig, inner_steps: int, step_s: tuple[float, float], r
         limit_s = min(most_s, rounds.seconds + grace_s)
         if limit_s < most_s:
             why = f"{rounds.seconds:.1f} s of a round as they are now, and {grace_s:.0f} s of grace"
+    if shortened_s:
+        limit_s = max(0.0, limit_s - shortened_s)
+        why = f"{why}, less {shortened_s:.1f} s for the upload"
     spread_s = math.hypot(math.sqrt(inner_steps) * deviation_s, RATE_SPREAD * training_s)
     chance = 0.5 * (1 + math.erf((limit_s - training_s) / (spread_s * math.sqrt(2))))
     return Deadline(training_s=training_s, limit_s=limit_s, chance=chance, why=why)
-
-
-def upload_share(each_way_bytes: int, upload_bytes_per_s: int, budget_s: float) -> float:
-    """Share of the transfer budget that uploading takes; above 1.0: this machine's updates come too late."""
-    return each_way_bytes / upload_bytes_per_s / budget_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spes_p2p.config import RunConfig
 from spes_p2p.protocol.params import PieceSizes
-from spes_p2p.training.codecs import expert_blob_specs, psi_piece_specs
+from spes_p2p.training.codecs import expert_blob_specs, handover_specs, psi_piece_specs
 from spes_p2p.training.layout import psi_layout
 from spes_p2p.training.tensorfile import file_size_bytes
 
@@ -21,6 +21,11 @@ def psi_piece_bytes(config: RunConfig, part: int) -> int:
 def expert_blob_bytes(config: RunConfig, shard: int) -> int:
     """Exact size of one expert-shard blob."""
     return file_size_bytes(expert_blob_specs(config, shard))
+
+
+def handover_bytes(config: RunConfig, shard: int) -> int:
+    """Exact size of what a leaver hands over of one shard."""
+    return file_size_bytes(handover_specs(config, shard))
 
 
 def piece_sizes(config: RunConfig) -> PieceSizes:

@@ -98,6 +98,11 @@ class Training:
         """The head whose start the trainer has loaded."""
         return self._loaded
 
+    @property
+    def owned(self) -> tuple[int, ...]:
+        """Shards of this peer in the round that the trainer has loaded."""
+        return self._loaded.state.shards_of(self._peer) if self._loaded is not None else ()
+
     async def load(self, head: Head, certificate: Certificate | None, so_far: Since | None) -> float | None:
         """Load the start of the round after `head`; its blobs are in the store. Returns the held-out loss, nats per
         byte, if there is a held-out set.

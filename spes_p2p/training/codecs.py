@@ -46,6 +46,15 @@ def expert_blob_specs(config: RunConfig, shard: int) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, dtype, shape) for name, shape in shapes.items())
 
 
+def handover_specs(config: RunConfig, shard: int) -> tuple[TensorSpec, ...]:
+    """Form of what a leaver hands over of a shard: masters, both moments and step counts, in fp32."""
+    return tuple(
+        TensorSpec(f"{kind}/{name}", "F32", (1,) if kind == "steps" else shape)
+        for name, shape in shard_shapes(config.model, config.experts_per_shard, shard).items()
+        for kind in ("master", "mean", "square", "steps")
+    )
+
+
 def quantise(values: F32) -> tuple[F32, I8]:
     """Scales [ceil(n / 256)] and q [n], in -127 to 127, of finite fp32 values [n]. A block of zeros has scale 0."""
     blocks = _blocks(values)

@@ -9,11 +9,12 @@ import numpy as np
 
 from spes_p2p.config import RunConfig
 from spes_p2p.errors import NotFiniteError, SchemaError
-from spes_p2p.model.shards import shard_shapes, shard_tensor_names
+from spes_p2p.model.shards import shard_tensor_names
 from spes_p2p.training.arrays import F32, Bytes, Tensors, require_finite
+from spes_p2p.training.codecs import handover_specs
 from spes_p2p.training.moments import Moments
 from spes_p2p.training.own_work import carried_master
-from spes_p2p.training.tensorfile import TensorSpec, decode_tensors, encode_tensors
+from spes_p2p.training.tensorfile import decode_tensors, encode_tensors
 from spes_p2p.training.trainer import Trainer
 
 BF16_HALF_ULP = np.float32(2.0**-8)
@@ -42,7 +43,7 @@ def export_handover(trainer: Trainer, shard: int) -> bytes:
         zeros = np.zeros_like(master)
         known = moments.get(name) or Moments(mean=zeros, square=zeros, num_steps=0)
         arrays += [master, known.mean, known.square, np.array([min(known.num_steps, MAX_STEPS)], dtype=np.float32)]
-    return encode_tensors(_specs(trainer.config, shard), arrays)
+    return encode_tensors(handover_specs(trainer.config, shard), arrays)
 
 
 def read_handover(config: RunConfig, shard: int, data: Bytes, row: Mapping[str, F32]) -> Handover:
@@ -51,7 +52,7 @@ def read_handover(config: RunConfig, shard: int, data: Bytes, row: Mapping[str, 
     Raises SchemaError for another form, a negative second moment, a step count that is none, or a master further than
     one rounding of the expert codec from the row, and NotFiniteError for a value that is not finite.
     """
-    arrays = decode_tensors(_specs(config, shard), data)
+    arrays = decode_tensors(handover_specs(config, shard), data)
     masters: Tensors = {}
     moments: dict[str, Moments] = {}
     for name in shard_tensor_names(config.model, config.experts_per_shard, shard):
@@ -82,14 +83,6 @@ def import_handover(trainer: Trainer, shard: int, data: Bytes, row: Mapping[str,
     trainer.engine.load(carried_master(start, rest))
     trainer.engine.load_moments(handover.moments)
     return None
-
-
-def _specs(config: RunConfig, shard: int) -> tuple[TensorSpec, ...]:
-    specs: list[TensorSpec] = []
-    for name, shape in shard_shapes(config.model, config.experts_per_shard, shard).items():
-        specs += [TensorSpec(f"{kind}/{name}", "F32", shape) for kind in ("master", "mean", "square")]
-        specs.append(TensorSpec(f"steps/{name}", "F32", (1,)))
-    return tuple(specs)
 
 
 def _within_one_rounding(config: RunConfig, master: F32, row: F32) -> bool:

@@ -50,7 +50,7 @@ def test_a_newcomer_learns_from_a_living_run_what_it_needs_and_joins_nothing(tmp
         assert figures["deadline"]["values"]["inner_steps"] == 10
         assert figures["deadline"]["values"]["chance"] > 0.5
         assert figures["pace"]["values"]["updates"] > 0
-        assert figures["upload"]["values"]["enough"]
+        assert figures["limits"]["values"]["enough"]
 
         assert not folder.exists()
         seen = swarm.look("ann")

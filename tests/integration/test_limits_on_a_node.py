@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
+from spes_p2p.node.budgets.month import MonthCount, month_of
+from spes_p2p.node.budgets.store import write_month
 from spes_p2p.testing.live import LiveSwarm, live_swarm, quick_config
 
 pytestmark = [pytest.mark.live_long, pytest.mark.timeout(900)]
@@ -82,3 +86,38 @@ def test_a_line_that_cannot_keep_up_ends_with_5_and_the_numbers(swarm: LiveSwarm
         assert slow.exit_code() == 5
         assert "--upload 50 kB/s is too slow for this run" in large.said("ben")
         assert "Allow at least --upload" in large.said("ben")
+
+
+def test_a_leave_in_a_month_that_is_used_up_hands_nothing_over_and_says_so(tmp_path: Path) -> None:
+    """Its statement names no hand-over, it does not wait for anybody, and the other one goes on with its shards."""
+    with live_swarm(tmp_path, quick_config()) as swarm:
+        swarm.found(["ann", "ben"])
+        swarm.wait_round(2, ["ann", "ben"], WAIT_S)
+        swarm.stop("ben")
+        write_month(swarm.data_dir("ben"), MonthCount(month=month_of(date.today()), up_bytes=99_999_999, down_bytes=0))
+        swarm.restart("ben")
+        reached = swarm.certified("ann")
+        swarm.wait_round(reached + 2, ["ann", "ben"], WAIT_S)
+
+        folder = str(swarm.data_dir("ben"))
+        swarm.output("limits", "--monthly", "100MB", "--data-dir", folder)
+
+        def used_up() -> bool:
+            snapshot = swarm.look("ben")
+            return snapshot is not None and bool(snapshot.limits.no_blobs)
+
+        swarm.wait(used_up, WAIT_S, "month that is used up")
+        swarm.output("leave", "--data-dir", folder)
+        swarm.wait(lambda: swarm.children["ben"].exit_code() is not None, WAIT_S, "end of the leaver")
+        assert swarm.children["ben"].exit_code() == 0
+        said = re.findall("nothing is handed over: .* given up; .*", swarm.said("ben"))
+        assert len(said) == 1 and "this month's 100 MB are used up" in said[0]
+        assert "certified values stay in the swarm" in said[0]
+
+        def owns_all() -> bool:
+            snapshot = swarm.look("ann")
+            return snapshot is not None and len(snapshot.network.peers) == 1
+
+        swarm.wait(owns_all, WAIT_S, "roster of one")
+        swarm.wait_round(swarm.certified("ann") + 2, ["ann"], WAIT_S)
+        assert "hand-over" not in swarm.said("ann")

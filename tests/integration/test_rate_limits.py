@@ -111,8 +111,11 @@ async def test_without_a_budget_blobs_stop_both_ways_and_messages_go_on(swarm: L
     await ada.transport.send(ben.identity.peer_id, b"still here")
     async with asyncio.timeout(30):
         await got.wait()
-    ada.transport.set_no_blobs("")
+    ada.transport.set_no_blobs("what is left is kept for the hand-over", frozenset({mine}))
     await ben.transport.fetch(mine, [ada.identity.peer_id])
+    with pytest.raises(BlobError, match="kept for the hand-over"):
+        await ada.transport.fetch(theirs, [ben.identity.peer_id])
+    ada.transport.set_no_blobs("")
     await ada.transport.fetch(theirs, [ben.identity.peer_id])
 
 

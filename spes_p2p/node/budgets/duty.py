@@ -20,6 +20,11 @@ def rest_s(work_s: float, share: float) -> float:
     return work_s * (1.0 - share) / share
 
 
+def work_s(seconds: float, num_steps: int, share: float) -> float:
+    """What one of so many steps (at least one) took without the rests between them: inverse of `rest_s`."""
+    return seconds / (num_steps + (num_steps - 1) * rest_s(1.0, share))
+
+
 class DutyCycle:
     """Goes around each step of one training: `before_step` may sleep."""
 

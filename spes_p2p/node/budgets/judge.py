@@ -23,6 +23,8 @@ class Facts:
     now: datetime
     """Local time."""
     month_bytes: int = 0
+    aside_bytes: int = 0
+    """Of the month, for a hand-over that was promised (promise.py)."""
     up_per_s: float = 0.0
     down_per_s: float = 0.0
     others_busy: bool = False
@@ -41,6 +43,8 @@ class Verdict:
     """Why training is held, in words that stay the same while it is so; empty: it is not."""
     no_blobs: str
     """Why blobs are neither served nor fetched; empty: they are."""
+    spares_promised: bool = False
+    """What was promised to new owners is served all the same."""
 
 
 def judge(limits: Limits, facts: Facts) -> Verdict:
@@ -53,7 +57,8 @@ def judge(limits: Limits, facts: Facts) -> Verdict:
         holds.append(BUSY)
     if limits.pause_on_battery and facts.on_battery:
         holds.append(ON_BATTERY)
-    return Verdict(holds=tuple(holds), no_blobs=used_up)
+    kept = "" if used_up else _kept_for_handover(limits, facts)
+    return Verdict(holds=tuple(holds), no_blobs=used_up or kept, spares_promised=bool(kept))
 
 
 def month_used_up(limits: Limits, facts: Facts) -> str:
@@ -61,6 +66,13 @@ def month_used_up(limits: Limits, facts: Facts) -> str:
     if limits.monthly is None or facts.month_bytes < limits.monthly:
         return ""
     return f"this month's {size_text(limits.monthly)} are used up"
+
+
+def _kept_for_handover(limits: Limits, facts: Facts) -> str:
+    """The reason, if no more of this month's bytes is left than was promised."""
+    if limits.monthly is None or not facts.aside_bytes or facts.month_bytes + facts.aside_bytes < limits.monthly:
+        return ""
+    return f"what is left of this month's {size_text(limits.monthly)} is kept for the hand-over"
 
 
 def view(limits: Limits, facts: Facts) -> LimitsView:

@@ -13,13 +13,15 @@ from typing import Protocol
 
 from spes_p2p.config import Limits
 from spes_p2p.errors import MachineError
+from spes_p2p.ids import Digest
 from spes_p2p.node.budgets.facts import OtherLoad, on_battery
 from spes_p2p.node.budgets.idleness import Idleness
 from spes_p2p.node.budgets.judge import Facts, judge, view
-from spes_p2p.node.budgets.keeping_up import Demand, Pace, keep_up
+from spes_p2p.node.budgets.keeping_up import Demand, Judgement, keep_up
 from spes_p2p.node.budgets.limits import changed
 from spes_p2p.node.budgets.month import MonthBook, MonthCount
 from spes_p2p.node.budgets.power import GpuPower
+from spes_p2p.node.budgets.promise import aside_bytes, refusal
 from spes_p2p.node.budgets.store import read_limits, read_month, write_limits, write_month
 from spes_p2p.node.snapshot import LimitsView
 
@@ -36,8 +38,8 @@ class Line(Protocol):
         """Limit both directions; None: no limit."""
         ...
 
-    def set_no_blobs(self, reason: str) -> None:
-        """Neither serve nor fetch blobs; empty: do."""
+    def set_no_blobs(self, reason: str, spared: frozenset[Digest]) -> None:
+        """Neither serve nor fetch blobs, but serve the spared ones; empty: do."""
         ...
 
     def bytes_up(self) -> int:
@@ -103,10 +105,10 @@ class Budgets:
         self._power = power
         self._machine = machine or Machine()
         self.limits = Limits()
-        self.pace: Pace | None = None
+        self._judged: Judgement | None = None
         self._demand: Callable[[], tuple[Demand, int]] | None = None
-        self._told = ""
-        """The latest note of a pace that people were told."""
+        self._told: set[str] = set()
+        """What people were told of how the line keeps up."""
         self._line: Line | None = None
         self._worker: Worker | None = None
         self._book: MonthBook | None = None
@@ -115,6 +117,8 @@ class Budgets:
         self._rates: deque[tuple[float, int, int]] = deque()
         self._facts = Facts(now=self._machine.now())
         self._held: tuple[str, ...] = ()
+        self._promised: Mapping[Digest, int] = {}
+        """Blobs of a hand-over, with their bytes."""
         self._cannot_store = False
         self._changing = asyncio.Lock()
 
@@ -165,66 +169,81 @@ class Budgets:
         """
         async with self._changing:
             limits = changed(self.limits, changes)
-            pace = self._pace_of(limits)
+            judged = self._judge(limits)
             if limits.gpu_power != self.limits.gpu_power:
                 await asyncio.to_thread(self._power.set, limits.gpu_power)
             await asyncio.to_thread(write_limits, self._data_dir, limits)
-            self.limits, self.pace = limits, pace or self.pace
-            self._told = self.pace.note if self.pace is not None else ""
+            self.limits, self._judged = limits, judged or self._judged
+            self._told.clear()
             self._apply()
             self._tell("info", f"limits changed: {', '.join(f'{name} {text}' for name, text in changes.items())}")
-            if pace is not None and pace.note:
-                self._tell("warning", pace.note)
+            self._tell_why(judged)
         await self.look()
         return self.view()
 
     def fit_run(self, demand: Demand, offered: int, *, stated: bool) -> int:
         """Shards to offer so that the line keeps up with what the run asks now. Raises MachineError if it cannot."""
-        self.pace = keep_up(demand, self.limits, offered, stated=stated)
-        self._told = self.pace.note
-        if self.pace.note:
-            self._tell("warning", self.pace.note)
-        return self.pace.capacity
+        judged = keep_up(demand, self.limits, offered, stated=stated)
+        if judged.refusal:
+            raise MachineError(judged.refusal)
+        self._judged = judged
+        self._tell_why(judged)
+        return judged.capacity
 
     def follow_run(self, demand: Callable[[], tuple[Demand, int]]) -> None:
         """What the run asks from now on, and how many shards this node owns: by these a round's inner steps, and
         changes of the limits, are judged."""
         self._demand = demand
 
-    def present_pace(self) -> Pace | None:
-        """With the members and shards of now; None: the run is not known yet."""
-        if self._demand is None or self.pace is None:
-            return self.pace
-        demand, num_owned = self._demand()
-        try:
-            pace = keep_up(demand, self.limits, num_owned, stated=True)
-        except MachineError as error:
-            # more members, or more shards, than this line was fitted to: it gives what it can
-            pace = Pace(
-                capacity=num_owned,
-                shortened_s=demand.round_max_s,
-                round_max_s=demand.round_max_s,
-                note=str(error).partition("\n")[0],
-            )
-        self.pace = replace(pace, capacity=self.pace.capacity)
-        if pace.note and pace.note != self._told:
-            self._tell("warning", pace.note)
-        self._told = pace.note
-        return self.pace
+    @property
+    def share(self) -> float:
+        """Of the time, that training takes."""
+        return self.limits.gpu_share or 1.0
 
-    def _pace_of(self, limits: Limits) -> Pace | None:
-        """With the shards of now; other numbers are offered at the next start."""
-        if self._demand is None or self.pace is None:
+    def inner_steps(self, num_inner_steps: int, step_s: float | None) -> int:
+        """To make of so many, with the members and shards of now. `step_s`: of one without rests; None: not known.
+
+        A line that the run has outgrown, by members or by shards, gives what it can.
+        """
+        if self._demand is None:
+            return num_inner_steps
+        demand, num_owned = self._demand()
+        demand = replace(demand, inner_steps=num_inner_steps)
+        self._judged = keep_up(demand, self.limits, num_owned, stated=True, step_s=step_s)
+        self._tell_why(self._judged)
+        return self._judged.inner_steps
+
+    def _judge(self, limits: Limits) -> Judgement | None:
+        """With the shards of now; other numbers are offered at the next start. Raises MachineError."""
+        if self._demand is None:
             return None
         demand, num_owned = self._demand()
-        pace = keep_up(demand, limits, max(1, num_owned), stated=num_owned > 0)
-        return replace(pace, capacity=self.pace.capacity)
+        judged = keep_up(demand, limits, max(1, num_owned), stated=num_owned > 0)
+        if judged.refusal:
+            raise MachineError(judged.refusal)
+        return judged
+
+    def _tell_why(self, judged: Judgement | None) -> None:
+        if judged is not None and judged.why and judged.why not in self._told:
+            self._told.add(judged.why)
+            self._tell("warning", judged.why)
 
     def _apply(self) -> None:
         if self._line is not None:
             self._line.set_rates(self.limits.upload, self.limits.download)
         if self._worker is not None:
-            self._worker.set_share(self.limits.gpu_share or 1.0)
+            self._worker.set_share(self.share)
+
+    # --- leaving -----------------------------------------------------------------------------------------------------
+
+    def handover_refusal(self, handover_bytes: int, within_s: float) -> str:
+        """Why a hand-over of so many bytes, fetched within that time, may not be promised; empty: it may."""
+        demand = self._demand() if self._demand is not None else None
+        return refusal(self.limits, self._facts.month_bytes, demand, handover_bytes, within_s)
+
+    def promise(self, blobs: Mapping[Digest, int]) -> None:
+        """These blobs, with their bytes, were promised to new owners: keep the month's bytes for them until the end."""
+        self._promised = blobs
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -248,12 +267,13 @@ class Budgets:
         self._facts = Facts(
             now=now,
             month_bytes=book.total_bytes,
+            aside_bytes=aside_bytes(sum(self._promised.values())) if self._promised else 0,
             up_per_s=(up - up_before) / elapsed_s,
             down_per_s=(down - down_before) / elapsed_s,
             others_busy=self._idleness.busy,
             others_cores=self._idleness.cores,
             on_battery=self._machine.on_battery() if self.limits.pause_on_battery else None,
-            note=self.pace.note if self.pace is not None else "",
+            note=self._judged.why if self._judged is not None else "",
         )
         self._follow(line)
         if to_store is not None:
@@ -269,7 +289,7 @@ class Budgets:
 
     def _follow(self, line: Line) -> None:
         verdict = judge(self.limits, self._facts)
-        line.set_no_blobs(verdict.no_blobs)
+        line.set_no_blobs(verdict.no_blobs, frozenset(self._promised) if verdict.spares_promised else frozenset())
         # what holds now comes first: a limit that is changed lets nothing begin in between
         for reason in verdict.holds:
             if reason not in self._held:

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from spes_p2p.ids import Digest
-from spes_p2p.node.budgets.keeping_up import Pace
+from spes_p2p.node.budgets.duty import work_s
 from spes_p2p.node.training import Requests
 from spes_p2p.node.worker_messages import HandoverExported, HandoverImported, LoadStart, Published, Started, Trained
 
 
-class PacedTrainer:
-    """Satisfies `training.Requests`; passes everything on, and `train` with fewer steps where `pace` says so."""
+class Paces(Protocol):
+    """What the limits leave of a training: `keeper.Budgets`."""
 
-    def __init__(self, worker: Requests, pace: Callable[[], Pace | None]) -> None:
+    @property
+    def share(self) -> float:
+        """Of the time, that training takes."""
+        ...
+
+    def inner_steps(self, num_inner_steps: int, step_s: float | None) -> int:
+        """To make of so many. `step_s`: of one step without rests; None: not known yet."""
+        ...
+
+
+class PacedTrainer:
+    """Satisfies `training.Requests`; passes everything on, and `train` with fewer steps where `paces` says so."""
+
+    def __init__(self, worker: Requests, paces: Paces) -> None:
         self._worker = worker
-        self._pace = pace
+        self._paces = paces
         self._step_s: float | None = None
-        """Of the last training."""
+        """Of the last training, without rests."""
 
     async def train(self, num_inner_steps: int) -> Trained:
         """Make inner steps, at most so many."""
-        pace = self._pace()
-        wanted = num_inner_steps if pace is None else pace.steps(num_inner_steps, self._step_s)
-        result = await self._worker.train(wanted)
+        share = self._paces.share
+        result = await self._worker.train(self._paces.inner_steps(num_inner_steps, self._step_s))
         if result.num_steps:
-            self._step_s = result.seconds / result.num_steps
+            self._step_s = work_s(result.seconds, result.num_steps, share)
         return result
 
     async def load_start(self, request: LoadStart) -> Started:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spes_p2p.client.estimate import gather
+from spes_p2p.client.estimate import gather, report
+from spes_p2p.config import Limits, NodeConfig
 from spes_p2p.crypto import Identity
-from spes_p2p.errors import UnreachableError
+from spes_p2p.errors import MachineError, UnreachableError
+from spes_p2p.network.link import parse_link
+from spes_p2p.node.node import Node
 from spes_p2p.node.sizes import piece_sizes
+from spes_p2p.node.step_rate import StepTimes
 from spes_p2p.node.visit import Look, linked_back
 from spes_p2p.protocol.codec import decode_certificate, encode
 from spes_p2p.protocol.head import genesis_head, next_head
 from spes_p2p.protocol.messages import SignedRun
 from spes_p2p.testing.chains import made_chain
 from spes_p2p.testing.protocol_cases import quick_config
+from spes_p2p.training.fit import Room, fit
 
 Run = Callable[..., Any]
 LINK = f"spes-p2p:{'1f' * 32},bootstrap=/ip4/127.0.0.1/tcp/1/p2p/{Identity.from_seed(bytes(32)).text}"
@@ -50,7 +57,7 @@ def figures(answer: Any) -> dict[str, Any]:
 
 
 def test_every_figure_says_how_it_was_obtained(spes_p2p: Run, seen: Look) -> None:
-    answer = spes_p2p("estimate", LINK, "--gpu", "none", "--no-measure", "--upload", "1MB")
+    answer = spes_p2p("estimate", LINK, "--gpu", "none", "--no-measure", "--upload", "1MB", "--download", "4MB/s")
     assert answer.code == 0
     lines = answer.out.splitlines()
     assert [line.split()[0] for line in lines] == [
@@ -62,6 +69,8 @@ def test_every_figure_says_how_it_was_obtained(spes_p2p: Run, seen: Look) -> Non
         "traffic",
         "state",
         "upload",
+        "download",
+        "limits",
         "deadline",
     ]
     assert all(line.endswith(("[measured now]", "[from certificates]", "[reckoned]")) for line in lines)
@@ -76,7 +85,7 @@ def test_the_figures_are_those_of_the_run(spes_p2p: Run, seen: Look) -> None:
     assert found["memory"]["values"]["shards"] == 2 and found["memory"]["values"]["most_shards"] == 8
     each_way = found["traffic"]["values"]["round_bytes_each_way"]
     assert found["traffic"]["values"]["up_gb_per_day"] == pytest.approx(each_way * 8640 / 1e9)
-    assert "upload" not in found
+    assert not {"upload", "download", "limits"} & found.keys()
     assert found["deadline"]["values"]["chance"] is None and "--no-measure" in found["steps"]["text"]
 
 
@@ -89,11 +98,59 @@ def test_steps_are_measured_and_give_a_chance(spes_p2p: Run, seen: Look, monkeyp
     assert found["memory"]["values"]["shards"] == 1
 
 
-def test_a_line_that_is_too_slow_has_no_chance(spes_p2p: Run, seen: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_too_slow_has_no_chance_and_ends_with_5(
+    spes_p2p: Run, seen: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gather, "MEASURE_S", 0.0)
-    found = figures(spes_p2p("estimate", LINK, "--gpu", "none", "--upload", "2kB/s", "--json"))
-    assert not found["upload"]["values"]["enough"] and "too slow" in found["upload"]["text"]
+    answer = spes_p2p("estimate", LINK, "--gpu", "none", "--capacity", "8", "--upload", "60kB/s", "--json")
+    found = json.loads(answer.out)["figures"]
+    assert answer.code == 5
+    assert not found["limits"]["values"]["enough"] and "too slow" in found["limits"]["text"]
     assert found["deadline"]["values"]["chance"] == 0.0
+
+
+def test_a_share_of_the_time_makes_steps_longer_and_the_chance_smaller(
+    spes_p2p: Run, seen: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten steps of 1 s in the 15 s of a round and its grace; at half of the time they take 20 s."""
+    monkeypatch.setattr(gather, "measure_steps", lambda *_: StepTimes(seconds=(1.0, 1.0, 1.0)))
+    options = ("estimate", LINK, "--gpu", "none", "--capacity", "1", "--json")
+    whole, half = (figures(spes_p2p(*options, *more)) for more in ((), ("--gpu-share", "50%")))
+    assert whole["deadline"]["values"]["training_s"] == 10.0 and whole["deadline"]["values"]["chance"] > 0.9
+    assert half["deadline"]["values"]["training_s"] == 20.0 and half["deadline"]["values"]["chance"] < 0.1
+    assert half["limits"]["values"]["gpu_share"] == 0.5 and half["limits"]["values"]["enough"]
+    assert half["steps"]["values"]["steps_per_s"] == 1.0, "what the machine can, not what it may"
+
+
+async def of_join(limits: Limits, capacity: int | None, seen: Look, folder: Path) -> int | str:
+    """Shards that a join of this run would offer, or why it would refuse."""
+    node_config = NodeConfig(data_dir=folder, capacity=capacity, limits=limits)
+    node = Node(node_config, parse_link(LINK))
+    await node._budgets.open(limits)
+    ready = fit(seen.config, node_config, Room(device_bytes=8 << 30))  # as the trainer process does
+    try:
+        return node._fit_line(seen.head, Identity.from_seed(b"n" * 32).peer_id, ready.num_owned)
+    except MachineError as error:
+        return str(error)
+
+
+async def test_estimate_says_what_join_does(seen: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a grid of limits: the same shards, or the same refusal; `join` of a node as it is, up to its first blob."""
+    invite = parse_link(LINK)
+    monkeypatch.setattr(gather, "room_for_ranks", lambda *_: Room(device_bytes=8 << 30))
+    rates = (None, 50_000, 100_000, 400_000, 1_000_000)
+    said: list[int | str] = []
+    for upload, download, share, capacity in product(rates, rates[:3], (None, 0.1), (None, 2, 8)):
+        limits = Limits(upload=upload, download=download, gpu_share=share)
+        node = NodeConfig(data_dir=tmp_path, capacity=capacity)
+        wishes = gather.Wishes(node=node, measure=False, watch_s=30.0, limits=limits)
+        facts = await asyncio.to_thread(gather.gather, invite, wishes, lambda text: None)
+        answer = {figure.name: figure.values for figure in report.figures(facts)}.get("limits")
+        join = await of_join(limits, capacity, seen, tmp_path)
+        said.append(facts.judged.refusal or facts.judged.capacity)
+        assert said[-1] == join, (limits, capacity)
+        assert answer is None or answer["enough"] == isinstance(join, int)
+    assert {1, 2, 8} <= set(said) and any(isinstance(one, str) for one in said), "the grid has all kinds of answers"
 
 
 def test_the_upload_is_the_limit_that_is_set_unless_it_is_named(
@@ -107,7 +164,7 @@ def test_the_upload_is_the_limit_that_is_set_unless_it_is_named(
     assert rate() == 300_000
     monkeypatch.setenv("SPES_UPLOAD", "400kB/s")
     assert rate() == 400_000
-    assert rate("--upload", "8kB/s") == 8000
+    assert rate("--upload", "80kB/s") == 80_000
 
 
 def test_bits_are_no_bytes(spes_p2p: Run) -> None:
@@ -118,8 +175,6 @@ def test_bits_are_no_bytes(spes_p2p: Run) -> None:
 def test_a_run_that_does_not_fit_says_what_would_and_ends_with_5(
     spes_p2p: Run, seen: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spes_p2p.training.fit import Room
-
     monkeypatch.setattr(gather, "room_for_ranks", lambda *_: Room(device_bytes=1000, of="of the 0.0 GB that are free"))
     answer = spes_p2p("estimate", LINK, "--gpu", "none", "--json")
     values = json.loads(answer.out)["figures"]["memory"]["values"]

@@ -59,3 +59,17 @@ async def test_a_chunk_list_counts_as_traffic_and_against_the_quota(monkeypatch:
     assert traffic.up.num_bytes == FRAME_HEAD_BYTES + 3 * DIGEST_BYTES
     assert quotas.bytes_served == 3 * DIGEST_BYTES
     assert not quotas.admit(peer)  # it had ten bytes
+
+
+async def test_of_withheld_blobs_the_spared_one_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs, traffic, peer = MemoryBlobs(), Traffic(), PeerId(b"peer")
+    kept, other = blobs.put(b"k" * 100), blobs.put(b"o" * 100)
+    traffic.no_blobs, traffic.spared = "the month's bytes are used up", frozenset({kept})
+    taken = []
+    for blob in (kept, other):
+        receiver = SlowReceiver(0.0, monkeypatch)
+        await BlobService(blobs, traffic)._serve_one(
+            peer, BlobRequest(blob, 0, 1), cast(asyncio.StreamWriter, receiver)
+        )
+        taken.append(receiver.taken)
+    assert taken[0] > 100 > taken[1], "the other one is absent"

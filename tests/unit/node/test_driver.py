@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import date
 from pathlib import Path
 
 import pytest
 
+from spes_p2p.config import Limits
 from spes_p2p.errors import IdentityError, MachineError, RemoteProtocolError, TrainerError
+from spes_p2p.ids import Digest
+from spes_p2p.node.budgets.keeper import Budgets
+from spes_p2p.node.budgets.month import MonthCount, month_of
+from spes_p2p.node.budgets.power import GpuPower
+from spes_p2p.node.budgets.store import write_month
 from spes_p2p.node.driver import _REST_MS, MAX_WAITING
 from spes_p2p.node.leaving import LeaveWish, leave_properly
 from spes_p2p.node.worker_messages import LoadStart, Publish, Train
@@ -24,6 +31,37 @@ async def start_founders(swarm: NodeSwarm, founders: list[str]) -> list[SwarmNod
     nodes = [await swarm.start(name) for name in founders]
     swarm.introduce()
     return nodes
+
+
+async def budgets(folder: Path, limits: Limits | None = None) -> Budgets:
+    """Those of a node with these limits; the month's bytes so far are in the folder."""
+    kept = Budgets(folder, lambda reason, held: None, lambda level, text: None, GpuPower(("cpu",), nvml=None))
+    await kept.open(limits or Limits())
+    await kept.limit_line(Line())
+    return kept
+
+
+class Line:
+    """Of a node that has moved nothing since its start."""
+
+    def set_rates(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
+        pass
+
+    def set_no_blobs(self, reason: str, spared: frozenset[Digest]) -> None:
+        pass
+
+    def bytes_up(self) -> int:
+        return 0
+
+    def bytes_down(self) -> int:
+        return 0
+
+
+async def leave(node: SwarmNode, wish: LeaveWish, promises: Budgets) -> None:
+    def notify(level: str, text: str) -> None:
+        node.notes.append(text)
+
+    await leave_properly(node.driver, node.tools.training, node.tools.blobs, notify, wish, promises)
 
 
 def verdicts(node: SwarmNode) -> dict[int, str]:
@@ -158,9 +196,7 @@ async def test_leaver_hands_its_masters_over_and_ends(tmp_path: Path) -> None:
         # the keys decide who owns what: a shard with two owners has no heir that needs its masters
         sole = next(state.owners(shard)[0] for shard in range(4) if len(state.owners(shard)) == 1)
         leaver = next(node for node in founders if swarm.identity(node.name).peer_id == sole)
-        await leave_properly(
-            leaver.driver, leaver.tools.training, leaver.tools.blobs, lambda level, text: None, LeaveWish(tmp_path)
-        )
+        await leave(leaver, LeaveWish(tmp_path), await budgets(tmp_path))
         await swarm.wait(leaver.running.done, "end of the leaver")
         assert leaver.running.exception() is None
         await swarm.wait_round(leaver.round + 2)
@@ -176,13 +212,41 @@ async def test_leaver_hands_its_masters_over_and_ends(tmp_path: Path) -> None:
         await swarm.wait(is_taken_over, "masters at an heir")  # a trainer takes them when it has its start
 
 
+@pytest.mark.parametrize("left_bytes", [0, 900_000])
+async def test_a_leaver_promises_nothing_that_its_months_bytes_do_not_allow(tmp_path: Path, left_bytes: int) -> None:
+    """Neither when they are used up, nor when fewer are left than the hand-over needs beside the rounds until then."""
+    async with node_swarm(tmp_path / "swarm", patient_run()) as swarm:
+        founders = await start_founders(swarm, FOUNDERS)
+        await swarm.wait_round(2)
+        leaver = next(node for node in founders if node.tools.training.owned)
+        shards = leaver.tools.training.owned
+        count = MonthCount(month=month_of(date.today()), up_bytes=100_000_000 - left_bytes, down_bytes=0)
+        write_month(tmp_path, count)
+        wish, given = LeaveWish(tmp_path), []
+        give = leaver.driver.give
+        leaver.driver.give = lambda event: (given.append(event), give(event))[1]  # type: ignore[method-assign]  # noted
+        await leave(leaver, wish, await budgets(tmp_path, Limits(monthly=100_000_000)))
+        assert fx.LeaveWanted(handover=None, handover_bytes=0) in given
+        assert wish.handover_bytes == 0
+        assert wish.given_up.startswith("900 kB are left" if left_bytes else "this month's 100 MB are used up")
+        (said,) = [note for note in leaver.notes if "nothing is handed over" in note]
+        assert all(str(shard) in said for shard in shards) and "certified values stay in the swarm" in said
+        await swarm.wait(leaver.running.done, "end of the leaver")
+        assert leaver.running.exception() is None
+        others = [name for name in FOUNDERS if name != leaver.name]
+        await swarm.wait_round(leaver.round + 2, others)
+        for name in others:
+            state = swarm.nodes[name].driver.machine.head.state
+            assert state.row(swarm.identity(leaver.name).peer_id) is None
+            assert all(state.owners(shard) for shard in range(4)), "the new owners go on from the certified values"
+            assert not any("hand-over" in note or "took over" in note for note in swarm.nodes[name].notes)
+
+
 async def test_the_only_member_leaves_at_once(tmp_path: Path) -> None:
     async with node_swarm(tmp_path / "swarm") as swarm:
         (ada,) = await start_founders(swarm, ["ada"])
         await swarm.wait_round(2)
-        await leave_properly(
-            ada.driver, ada.tools.training, ada.tools.blobs, lambda level, text: None, LeaveWish(tmp_path)
-        )
+        await leave(ada, LeaveWish(tmp_path), await budgets(tmp_path))
         await swarm.wait(ada.running.done, "end of the only member")
         assert ada.running.exception() is None
 

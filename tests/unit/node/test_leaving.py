@@ -75,14 +75,14 @@ class Leaver:
         self.machine.handle(fx.nothing_trained(2), 1)
         self.machine.handle(fx.LeaveWanted(handover=b"h" * 32, handover_bytes=9), 1)
 
-    def let_go(self, now_ms: int) -> None:
+    def let_go(self, now_ms: int) -> list[fx.Effect]:
         leave = next(
             held.signed for held in self.machine._round.updates.slots.values() if held.signed.body.tag == "leave"
         )
         items = [cases.item_of(leave), *(cases.item_of(cases.alive_of(HEAD, peer)) for peer in PEERS[1:])]
         body = cases.body_of(HEAD, cases.transition_of(HEAD, items))
         data = encode(cases.certificate_of(HEAD, body, PEERS))
-        self.machine.handle(fx.Received(sender=PEERS[1].peer_id, data=data), now_ms)
+        return self.machine.handle(fx.Received(sender=PEERS[1].peer_id, data=data), now_ms)
 
 
 async def test_what_remains_of_a_leave_shrinks_step_by_step(tmp_path: Path) -> None:
@@ -114,6 +114,18 @@ async def test_what_remains_of_a_leave_shrinks_step_by_step(tmp_path: Path) -> N
     assert fx.Left() in done
     last = leaver.view(45_001, has_left=True)
     assert (last.safe_to_close, last.safe_in_ms, [step.name for step in last.steps]) == (True, 0, ["last messages"])
+
+
+async def test_a_leave_without_a_hand_over_says_why_and_waits_for_nobody(tmp_path: Path) -> None:
+    leaver = Leaver(tmp_path)
+    leaver.wish.stage, leaver.wish.given_up = LeaveStage.SAID, "this month's 100 MB are used up"
+    leaver.machine.handle(fx.nothing_trained(2), 1)
+    leaver.machine.handle(fx.LeaveWanted(handover=None, handover_bytes=0), 1)
+    (step,) = leaver.view(30_000).steps
+    assert step.name == "certificate"
+    assert step.text.endswith("nothing is handed over: this month's 100 MB are used up")
+    assert leaver.view(30_000).safe_in_ms == 10_000
+    assert fx.Left() in leaver.let_go(40_000)
 
 
 async def test_successors_that_do_not_come_are_waited_for_no_longer_than_a_round(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from spes_p2p.node.outlook import (
     num_vacant,
     pace_of,
     round_time,
-    upload_share,
 )
 from spes_p2p.node.sizes import piece_sizes
 from spes_p2p.node.step_rate import StepTimes, measure_steps
@@ -112,9 +111,12 @@ def test_one_standard_deviation_is_84_percent() -> None:
     assert found.chance == pytest.approx(0.8413, abs=1e-3)
 
 
-def test_uploading_takes_its_share_of_the_transfer_budget() -> None:
-    assert upload_share(1_000_000, 1_000_000, 4.0) == 0.25
-    assert upload_share(1_000_000, 100_000, 4.0) == 2.5
+def test_time_that_publishing_needs_is_taken_from_training() -> None:
+    rounds = round_time(QUICK, (10.0,), None, 4.0)
+    found = deadline(QUICK, 10, (0.5, 0.0), rounds, 3.0)
+    assert (found.limit_s, found.training_s) == (12.0, 5.0)
+    assert "less 3.0 s for the upload" in found.why
+    assert deadline(QUICK, 10, (0.5, 0.0), rounds, 99.0).chance < 0.001
 
 
 def test_steps_are_really_made_and_timed() -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from spes_p2p.digests import digest
 from spes_p2p.errors import NotFiniteError, SchemaError
+from spes_p2p.node.sizes import handover_bytes
 from spes_p2p.testing.training import (
     TINY_MODEL,
     genesis_round,
@@ -41,6 +42,10 @@ def successor(row, owned=(0, 1)) -> Trainer:
     shards = dict(genesis_shards(CONFIG)) | {1: row}
     trainer.load_start(replace(genesis_round(CONFIG, owned), round=5, shards=shards.items()))
     return trainer
+
+
+def test_its_size_is_known_before_it_is_made():
+    assert len(export_handover(leaver(), 1)) == handover_bytes(CONFIG, 1)
 
 
 def test_a_successor_goes_on_with_masters_and_moments_of_the_leaver():

@@ -50,6 +50,19 @@ def test_the_months_bytes_stop_blobs_too() -> None:
     assert used_up.no_blobs == "this month's 100 GB are used up"
 
 
+def test_the_last_bytes_of_a_month_are_kept_for_what_was_promised() -> None:
+    """100 GB, of which 2 were promised: at 98 other blobs stop, at 100 the promised ones too."""
+    promised = replace(NIGHT, aside_bytes=2_000_000_000)
+    before, kept, used_up = (
+        judge(ALL, replace(promised, month_bytes=used)) for used in (97_999_999_999, 98_000_000_000, 100_000_000_000)
+    )
+    assert (before.no_blobs, before.spares_promised) == ("", False)
+    assert kept.no_blobs == "what is left of this month's 100 GB is kept for the hand-over"
+    assert (kept.spares_promised, kept.holds) == (True, ())
+    assert (used_up.no_blobs, used_up.spares_promised) == ("this month's 100 GB are used up", False)
+    assert judge(Limits(), replace(promised, month_bytes=10**12)).no_blobs == ""
+
+
 def test_people_see_each_limit_what_is_used_and_what_it_holds() -> None:
     facts = replace(
         NOON, month_bytes=150_000_000_000, up_per_s=930_000.0, down_per_s=2e6, others_busy=True, others_cores=1.5,

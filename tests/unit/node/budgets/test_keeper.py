@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from spes_p2p.config import Limits
+from spes_p2p.digests import digest
 from spes_p2p.errors import ConfigError, MachineError
+from spes_p2p.ids import Digest
 from spes_p2p.node.budgets import keeper
 from spes_p2p.node.budgets.keeper import Budgets, Machine
 from spes_p2p.node.budgets.keeping_up import Demand
 from spes_p2p.node.budgets.power import GpuPower
 from spes_p2p.node.budgets.store import read_limits, read_month
 from spes_p2p.node.holds import PAUSE, Holds
+from spes_p2p.node.traffic import Crowd
+from spes_p2p.protocol.params import PieceSizes
 
 DEMAND = Demand(
-    num_shards=4, shard_bytes=10_000_000, psi_bytes=1_000_000, result_bytes=4_000_000,
-    num_others=3, expert_acks=1, replicas=2, transfer_s=60.0, round_max_s=300.0,
-)  # fmt: skip
+    sizes=PieceSizes(
+        expert_blob_bytes=10_000_000,
+        psi_piece_bytes=1_000_000,
+        part_result_bytes=4_000_000,
+        num_parts=1,
+        num_shards=4,
+    ),
+    crowd=Crowd(num_members=4, num_eligible=4, num_replicas=2),
+    expert_acks=1,
+    inner_steps=100,
+    transfer_s=60.0,
+    round_max_s=300.0,
+)
 
 
 class PretendMachine(Machine):
@@ -48,14 +62,15 @@ class PretendMachine(Machine):
 class PretendLine:
     rates: tuple[float | None, float | None] = (None, None)
     no_blobs: str = ""
+    spared: frozenset[Digest] = frozenset()
     up: int = 0
     down: int = 0
 
     def set_rates(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
         self.rates = (up_bytes_per_s, down_bytes_per_s)
 
-    def set_no_blobs(self, reason: str) -> None:
-        self.no_blobs = reason
+    def set_no_blobs(self, reason: str, spared: frozenset[Digest]) -> None:
+        self.no_blobs, self.spared = reason, spared
 
     def bytes_up(self) -> int:
         return self.up
@@ -177,6 +192,22 @@ async def test_a_month_used_up_holds_training_and_blobs_until_it_ends_or_the_lim
     assert (bench.holds.held, bench.line.no_blobs) == (False, "")
 
 
+async def test_what_was_promised_is_served_while_anything_of_the_month_is_left(bench: Bench) -> None:
+    budgets = await bench.start(Limits(monthly=100_000_000))
+    budgets.follow_run(lambda: (replace(DEMAND, crowd=Crowd(num_members=1, num_eligible=1, num_replicas=1)), 2))
+    bench.line.up = 40_000_000
+    await bench.later(budgets, 1)
+    assert budgets.handover_refusal(50_000_000, 60.0) == ""
+    assert budgets.handover_refusal(60_000_000, 60.0).startswith("60 MB are left of this month's 100 MB")
+    promised = digest("masters")
+    budgets.promise({promised: 50_000_000})
+    for used, stops, spared in ((48, False, set()), (49, True, {promised}), (99, True, {promised}), (100, True, set())):
+        bench.line.up = used * 1_000_000
+        await bench.later(budgets, 1)
+        assert (bool(bench.line.no_blobs), bench.line.spared) == (stops, spared), used
+    assert budgets.handover_refusal(1, 60.0) == "this month's 100 MB are used up"
+
+
 async def test_a_proper_end_stores_the_month_to_the_byte(bench: Bench) -> None:
     budgets = await bench.start()
     bench.line.up, bench.line.down = 5_000_000, 70
@@ -214,25 +245,23 @@ async def test_the_run_decides_how_many_shards_and_steps(bench: Bench) -> None:
     assert budgets.fit_run(DEMAND, 4, stated=False) == 2
     assert "2 of 4 shards" in budgets.view().note or "2 of 4 shards" in bench.told[-1]
     budgets.follow_run(lambda: (DEMAND, 2))
-    pace = budgets.present_pace()
-    assert pace is not None and pace.steps(100, 1.0) == 100
+    assert budgets.inner_steps(100, 1.0) == 100
     budgets.follow_run(lambda: (DEMAND, 4))
-    pace = budgets.present_pace()
-    assert pace is not None and 25 <= pace.steps(100, 1.0) < 100
+    assert 25 <= budgets.inner_steps(100, 1.0) < 100
     assert (await Bench(bench.folder).start(Limits())).fit_run(DEMAND, 4, stated=False) == 4
 
 
 async def test_a_line_that_the_run_has_outgrown_gives_what_it_can_and_says_so_once(bench: Bench) -> None:
     budgets = await bench.start(Limits(upload=100_000))
-    small = Demand(
-        num_shards=4, shard_bytes=100_000, psi_bytes=10_000, result_bytes=4_000,
-        num_others=1, expert_acks=1, replicas=1, transfer_s=60.0, round_max_s=300.0,
-    )  # fmt: skip
+    small = replace(
+        DEMAND,
+        sizes=replace(DEMAND.sizes, expert_blob_bytes=100_000, psi_piece_bytes=10_000, part_result_bytes=4_000),
+        crowd=Crowd(num_members=2, num_eligible=2, num_replicas=1),
+    )
     assert budgets.fit_run(small, 4, stated=False) == 4
     budgets.follow_run(lambda: (DEMAND, 4))
     for _ in range(3):
-        pace = budgets.present_pace()
-        assert pace is not None and pace.steps(100, 1.0) == 25
+        assert budgets.inner_steps(100, 1.0) == 25
     assert len([text for text in bench.told if "too slow for this run" in text]) == 1
 
 

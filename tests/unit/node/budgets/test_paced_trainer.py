@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from spes_p2p.node.budgets.keeping_up import Pace
 from spes_p2p.node.budgets.pacing import PacedTrainer
 from spes_p2p.node.worker_messages import Trained
 
@@ -28,20 +27,38 @@ class PretendWorker:
         return ask
 
 
-async def test_steps_are_fewer_by_what_publishing_takes_longer_measured_by_the_last_training() -> None:
-    worker = PretendWorker()
-    pace: list[Pace | None] = [Pace(capacity=1, shortened_s=60.0, round_max_s=600.0, note="")]
-    trainer = PacedTrainer(worker, lambda: pace[0])
-    await trainer.train(100)  # a step is taken to last 6 s: H fills a round
-    await trainer.train(100)  # 2 s, as measured
-    pace[0] = None
+class Paces:
+    """A tenth fewer steps; what it was told of a step is noted."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        self.share = share
+        self.step_s: list[float | None] = []
+
+    def inner_steps(self, num_inner_steps: int, step_s: float | None) -> int:
+        self.step_s.append(step_s)
+        return num_inner_steps * 9 // 10
+
+
+async def test_steps_are_as_many_as_the_limits_leave_measured_by_the_last_training() -> None:
+    worker, paces = PretendWorker(), Paces()
+    trainer = PacedTrainer(worker, paces)
     await trainer.train(100)
-    assert worker.asked == [90, 70, 100]
+    await trainer.train(10)
+    assert worker.asked == [90, 9]
+    assert paces.step_s == [None, 2.0]
+
+
+async def test_rests_are_no_part_of_a_step() -> None:
+    worker, paces = PretendWorker(), Paces(share=0.25)
+    trainer = PacedTrainer(worker, paces)
+    await trainer.train(10)  # 9 steps in 18 s: with 8 rests of three times a step
+    await trainer.train(10)
+    assert paces.step_s == [None, 18.0 / (9 + 8 * 3)]
 
 
 async def test_everything_else_is_passed_on() -> None:
     worker = PretendWorker()
-    trainer: Any = PacedTrainer(worker, lambda: None)
+    trainer: Any = PacedTrainer(worker, Paces())
     await trainer.load_start("start")
     await trainer.publish()
     await trainer.export_handover(1)
