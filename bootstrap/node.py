@@ -163,19 +163,21 @@ class BootstrapNode:
 
     def health(self) -> Mapping[str, Any]:
         """What `/health` says."""
+        limits = self._transport.relay_limits
         return {
             "ok": self._failed is None,
             "peer": peer_text(self._identity.peer_id),
             "uptime_s": round(time.monotonic() - self._began_s, 1),
             "peers": len(self._transport.visitors),
             "runs": [run.hex() for run in self._runs.chains],
+            "relay": {"bytes": limits.num_bytes, "seconds": limits.duration_s} if limits is not None else None,
             "problem": str(self._failed or ""),
         }
 
     async def metrics(self) -> str:
         """What `/metrics` says."""
         quotas, chains = self._transport.quotas, self._runs.chains
-        visitors = self._transport.visitors
+        visitors, limits = self._transport.visitors, self._transport.relay_limits
         by_run = Counter(run.hex() for run in visitors.values() if run is not None and run in chains)
 
         def gauge(name: str, text: str, value: float | None) -> Metric:
@@ -191,6 +193,11 @@ class BootstrapNode:
                 Metric(name="run_peers", help="The same of each run.", kind="gauge", label="run", values=by_run),
                 gauge("records", "Records of the DHT that lie here.", self._transport.num_records),
                 counter("relayed_bytes_total", "Bytes relayed between peers.", await self._relayed_bytes()),
+                gauge(
+                    "relay_limit_bytes",
+                    "Most bytes that a relayed connection may pass on in each direction.",
+                    limits.num_bytes if limits is not None else None,
+                ),
                 counter("served_bytes_total", "Bytes of answers and blobs.", quotas.bytes_served),
                 counter("requests_total", "Requests that were admitted.", quotas.num_admitted),
                 Metric(

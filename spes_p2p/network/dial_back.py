@@ -20,13 +20,13 @@ from spes_p2p.errors import TransportError
 from spes_p2p.ids import PeerId
 from spes_p2p.network.addresses import parse_peer_address
 from spes_p2p.network.p2p import RELAY_STREAM, Daemon, libp2p_id
+from spes_p2p.network.protobuf import bytes_field, fields_of, framed, integer_field, read_framed
 
 AUTONAT_STREAM = "/libp2p/autonat/1.0.0"
 TIMEOUT_S = 30.0
 """The other side tries for 15 s."""
-_MAX_ANSWER_BYTES = 4096
-_OK, _DIAL_ERROR, _REFUSED = 0, 100, 101
-_VARINT, _BYTES = 0, 2
+_DIAL = 0
+_OK, _DIAL_ERROR = 0, 100
 
 Verdict = Literal["reached", "not reached", "not tried"]
 
@@ -50,7 +50,7 @@ async def dial_back(daemon: Daemon, peer: PeerId) -> DialBack:
         async with asyncio.timeout(TIMEOUT_S):
             writer.write(request)
             await writer.drain()
-            return parse_answer(await _read_message(reader))
+            return parse_answer(await read_framed(reader))
     except (TimeoutError, OSError, EOFError, ValueError) as error:
         raise TransportError(f"no proper answer to a request to dial back: {error!r}") from error
     finally:
@@ -69,17 +69,16 @@ async def offers_relay(daemon: Daemon, peer: PeerId) -> bool:
 
 def dial_request(peer: bytes, addresses: list[bytes]) -> bytes:
     """The framed message that asks for a dial. `peer`: libp2p's bytes of an id; `addresses`: multiaddresses."""
-    info = _field(1, peer) + b"".join(_field(2, address) for address in addresses)
-    message = bytes((1 << 3 | _VARINT, 0)) + _field(2, _field(1, info))
-    return _varint(len(message)) + message
+    info = bytes_field(1, peer) + b"".join(bytes_field(2, address) for address in addresses)
+    return framed(integer_field(1, _DIAL) + bytes_field(2, bytes_field(1, info)))
 
 
 def parse_answer(data: bytes) -> DialBack:
     """What a DIAL_RESPONSE says. Raises ValueError if it is malformed."""
-    answer = _fields(data).get(3)
+    answer = fields_of(data).get(3)
     if not isinstance(answer, bytes):
         raise ValueError("the answer is no dial response")
-    fields = _fields(answer)
+    fields = fields_of(answer)
     status, text, address = fields.get(1, _OK), fields.get(2, b""), fields.get(3, b"")
     words = text.decode(errors="replace")[:200] if isinstance(text, bytes) else ""
     if status == _OK and isinstance(address, bytes) and address:
@@ -87,57 +86,3 @@ def parse_answer(data: bytes) -> DialBack:
     if status == _DIAL_ERROR:
         return DialBack(verdict="not reached", detail=words or "no connection could be made")
     return DialBack(verdict="not tried", detail=words or f"status {status!r}")
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _field(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | _BYTES) + _varint(len(data)) + data
-
-
-def _fields(data: bytes) -> dict[int, int | bytes]:
-    """Field number -> the last value of it, of a protobuf message that has integers and byte strings alone."""
-    found: dict[int, int | bytes] = {}
-    at = 0
-    while at < len(data):
-        key, at = _take_varint(data, at)
-        value, at = _take_varint(data, at)
-        if key & 7 == _VARINT:
-            found[key >> 3] = value
-        elif key & 7 == _BYTES and at + value <= len(data):
-            found[key >> 3] = data[at : at + value]
-            at += value
-        else:
-            raise ValueError("malformed protobuf message")
-    return found
-
-
-def _take_varint(data: bytes, at: int) -> tuple[int, int]:
-    number = 0
-    for place in range(5):
-        if at + place >= len(data):
-            raise ValueError("a number is cut off")
-        byte = data[at + place]
-        number |= (byte & 0x7F) << 7 * place
-        if byte < 0x80:
-            return number, at + place + 1
-    raise ValueError("a number is too long")
-
-
-async def _read_message(reader: asyncio.StreamReader) -> bytes:
-    head = bytearray()
-    while not head or head[-1] >= 0x80:
-        head += await reader.readexactly(1)
-        if len(head) > 3:
-            raise ValueError("the answer is too long")
-    size, _ = _take_varint(bytes(head), 0)
-    if size > _MAX_ANSWER_BYTES:
-        raise ValueError(f"an answer of {size} bytes")
-    return await reader.readexactly(size)

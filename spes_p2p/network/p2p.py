@@ -51,6 +51,8 @@ STOP_TIMEOUT_S = 5.0
 RELAY_STREAM = "/libp2p/circuit/relay/0.2.0/hop"
 """libp2p's protocol for asking a peer to relay."""
 _NUM_WORDS = 20
+NUM_RELAY_THREADS = 1
+"""Threads that run Go code at once where the daemon relays: see `relaying`."""
 
 StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 """Serves one incoming stream of an authenticated peer; the stream is closed when it returns."""
@@ -61,10 +63,24 @@ _running: weakref.WeakSet[Daemon] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RelayLimits:
+    """After how much a relay ends a connection that it passes on."""
+
+    num_bytes: int
+    """In each direction."""
+    duration_s: int
+
+
+RELAY_LIMITS = RelayLimits(num_bytes=4 << 30, duration_s=1800)
+"""What this project's relays are meant to allow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonOptions:
     """How libp2p's daemon shall run. Addresses are checked ones (see `addresses`)."""
 
-    identity_path: Path
+    identity_path: Path | None
+    """None: a key of the daemon's own, made for this once."""
     listen: tuple[str, ...]
     announce: tuple[str, ...] = ()
     relay_service: bool = False
@@ -123,6 +139,8 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind ships no types
     async def _launch(self, program: Path, options: DaemonOptions) -> None:
         arguments = daemon_arguments(options, str(self._daemon_listen_maddr))
         environment = {**os.environ, "GOLOG_LOG_LEVEL": "error", "GOLOG_LOG_FMT": "json"}
+        if options.relay_service:
+            environment["GOMAXPROCS"] = str(NUM_RELAY_THREADS)
         self._child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), str(program), *arguments),
             stdin=asyncio.subprocess.DEVNULL,
@@ -316,7 +334,6 @@ def daemon_arguments(options: DaemonOptions, control_address: str) -> list[str]:
     local = all(is_loopback(address) for address in options.listen)
     relays = () if local or options.relay_service else options.relays  # the daemon wants these and -autoRelay together
     flags: dict[str, object] = {
-        "id": options.identity_path,
         "listen": control_address,
         "hostAddrs": ",".join(options.listen),
         "dhtServer": 1,
@@ -330,12 +347,14 @@ def daemon_arguments(options: DaemonOptions, control_address: str) -> list[str]:
         "autoRelay": int(bool(relays)),
         "persistentConnMaxMsgSize": guards.MAX_FRAME_BYTES,
     }
+    if options.identity_path is not None:
+        flags["id"] = options.identity_path
     lists = {"announceAddrs": options.announce, "trustedRelays": relays}
     if options.relay_service:
         # the daemon's own limits of 256 and 512 connections are for one peer of a run, not for who introduces all of
-        # them. Unless it is sure that it is public, which takes several peers' word, it relays 128 KiB in 2 minutes,
-        # and counts nothing; then 4 GiB in 30 minutes, unless the other relay registers last (docs/LOG.md)
+        # them. The relay with our limits begins when the daemon is sure that it is public, which takes others' word
         flags |= {"connLo": 3072, "connHi": 4608, "forceReachabilityPublic": 1}
+        flags |= {"relayDataLimit": RELAY_LIMITS.num_bytes, "relayTimeLimit": f"{RELAY_LIMITS.duration_s}s"}
     if options.metrics:
         flags["metricsAddr"] = options.metrics
     return [f"-{key}={value}" for key, value in flags.items()] + [

@@ -29,10 +29,11 @@ from spes_p2p.network.dialing import Dialer
 from spes_p2p.network.discovery import Discovery, HintValidator
 from spes_p2p.network.entry import Entrances
 from spes_p2p.network.hints import MAX_ADDRESSES, SESSION_BYTES
-from spes_p2p.network.p2p import Daemon, DaemonOptions, DHTNode, libp2p_id
+from spes_p2p.network.p2p import Daemon, DaemonOptions, DHTNode, RelayLimits, libp2p_id
 from spes_p2p.network.questions import QuestionService, ask
 from spes_p2p.network.quotas import QuotaLimits, Quotas
 from spes_p2p.network.reception import MAX_VISITORS, Reception
+from spes_p2p.network.relaying import start_relay
 from spes_p2p.network.routes import routes_of
 from spes_p2p.network.scores import Offences, Traffic
 from spes_p2p.network.serving import MAX_STREAMS, BlobService
@@ -130,6 +131,8 @@ class P2PTransport:
         self._watcher = asyncio.create_task(self._watch_daemon())
         self.discovery: Discovery
         """This node's part in the DHT."""
+        self.relay_limits: RelayLimits | None = None
+        """Within what it relays for others; None: it does not, or does not tell."""
 
     @classmethod
     async def create(cls, identity: Identity, blobs: BlobStore, options: NetworkOptions) -> P2PTransport:
@@ -140,19 +143,19 @@ class P2PTransport:
         to one of them. Nothing is left running then.
         """
         entrances = [parse_peer_address(text, own=identity.peer_id) for text in options.initial_peers]
-        daemon = await Daemon.start(
-            DaemonOptions(
-                identity_path=options.identity_path,
-                listen=tuple(parse_listen_address(text) for text in options.listen),
-                announce=tuple(parse_announce_address(text) for text in options.announce),
-                relay_service=options.relay,
-                relays=tuple(address.text for address in entrances),
-                metrics=options.daemon_metrics,
-            )
+        how = DaemonOptions(
+            identity_path=options.identity_path,
+            listen=tuple(parse_listen_address(text) for text in options.listen),
+            announce=tuple(parse_announce_address(text) for text in options.announce),
+            relay_service=options.relay,
+            relays=tuple(address.text for address in entrances),
+            metrics=options.daemon_metrics,
         )
+        daemon, limits = await start_relay(how) if options.relay else (await Daemon.start(how), None)
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(daemon.stop)
             self = cls(identity, blobs, options, daemon)
+            self.relay_limits = limits
             undo.push_async_callback(self.close)
             await self._open()
             for address in entrances:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,6 +68,14 @@ def can_listen(address: str) -> bool:
     return True
 
 
+def daemons_of(process: subprocess.Popen[str], most: int) -> list[psutil.Process]:
+    """The node's daemons as soon as there are `most` of them."""
+    end_s = time.monotonic() + START_S
+    while len(found := psutil.Process(process.pid).children()) < most:
+        assert time.monotonic() < end_s
+    return found
+
+
 def test_a_bootstrap_node_keeps_its_address_and_leaves_nothing_behind_however_it_ends(tmp_path: Path) -> None:
     folder = tmp_path / "bootstrap"
     with bootstrap(folder) as process:
@@ -90,6 +99,17 @@ def test_a_bootstrap_node_keeps_its_address_and_leaves_nothing_behind_however_it
         process.wait(START_S)
         assert psutil.wait_procs([daemon], END_S)[1] == []
         assert can_listen(address)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_node_that_is_ended_while_it_asks_its_relay_leaves_nothing_behind(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with bootstrap(tmp_path / "bootstrap") as process:
+        found = daemons_of(process, most=2)
+        process.send_signal(number)
+        process.wait(START_S)
+        assert psutil.wait_procs(found, END_S)[1] == []
 
 
 def test_a_wrong_address_ends_with_2_and_makes_nothing(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ from spes_p2p.network import reception, transfer
 from spes_p2p.network.channel import UnfitPeerError
 from spes_p2p.network.entry import Entrances
 from spes_p2p.network.hints import PeerHint, encode_hint, hint_key
-from spes_p2p.network.p2p import RELAY_STREAM
+from spes_p2p.network.p2p import RELAY_LIMITS, RelayLimits
+from spes_p2p.network.relaying import reserve
 from spes_p2p.network.transport import NetworkOptions, P2PTransport
 from spes_p2p.network.wire import BLOB_STREAM
 from spes_p2p.testing.loopback import LoopbackPeer, LoopbackSwarm, loopback_swarm, until
@@ -352,20 +353,14 @@ async def test_a_volunteer_relays_nothing_and_a_bootstrap_node_does(swarm: Loopb
     volunteer, bootstrap = await swarm.start(1, options()), await swarm.start(BOOTSTRAP, options(run=None, relay=True))
     stranger = (await swarm.start(3, options())).transport._daemon
 
-    async def answer_to_a_reservation(relay: LoopbackPeer) -> bytes:
+    async def reserve_at(relay: LoopbackPeer) -> RelayLimits:
         peer, route = relay.identity.peer_id, (await address_of(relay)).rsplit("/p2p/", 1)[0]
         await stranger.dial(peer, [route], timeout_s=60)
-        reader, writer = await stranger.open_stream(peer, RELAY_STREAM, timeout_s=60)
-        writer.write(b"\x02\x08\x00")  # 2 bytes: HopMessage{type: RESERVE}
-        length = (await reader.readexactly(2))[0] & 0x7F | 0x80
-        answer = await reader.readexactly(length)
-        writer.close()
-        return answer
+        return await reserve(stranger, peer)
 
-    status_ok = b"\x28\x64"  # HopMessage.status = 100
-    assert (await answer_to_a_reservation(bootstrap)).endswith(status_ok)
+    assert await reserve_at(bootstrap) == RELAY_LIMITS
     with pytest.raises(TransportError, match="protocols not supported"):
-        await answer_to_a_reservation(volunteer)
+        await reserve_at(volunteer)
 
 
 def cannot_connect(port: int) -> bool:

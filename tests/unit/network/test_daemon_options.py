@@ -74,4 +74,10 @@ def test_a_socket_folder_is_private() -> None:
 def test_a_bootstrap_node_has_room_for_many_peers_and_does_not_wait_to_be_found_public() -> None:
     relays = set(arguments("/ip4/0.0.0.0/tcp/0", relay_service=True))
     assert {"-forceReachabilityPublic=1", "-connHi=4608"} <= relays
+    assert {"-relayDataLimit=4294967296", "-relayTimeLimit=1800s"} <= relays
     assert not [flag for flag in arguments("/ip4/0.0.0.0/tcp/0", relay_service=False) if "Public" in flag]
+
+
+def test_without_an_identity_the_daemon_makes_a_key_of_its_own() -> None:
+    options = DaemonOptions(identity_path=None, listen=("/ip4/127.0.0.1/tcp/0",))
+    assert not [flag for flag in daemon_arguments(options, "/unix/tmp/daemon.sock") if flag.startswith("-id=")]
