@@ -165,9 +165,7 @@ class Budgets:
         async with self._changing:
             limits = changed(self.limits, changes)
             pace = self._pace_of(limits)
-            if limits.gpu_power != self.limits.gpu_power:
-                await asyncio.to_thread(self._power.set, limits.gpu_power)
-            await asyncio.to_thread(write_limits, self._data_dir, limits)
+            await self._set_power_and_store(limits)
             self.limits, self.pace = limits, pace or self.pace
             self._told = self.pace.note if self.pace is not None else ""
             self._apply()
@@ -176,6 +174,21 @@ class Budgets:
                 self._tell("warning", pace.note)
         await self.look()
         return self.view()
+
+    async def _set_power_and_store(self, limits: Limits) -> None:
+        """Both, or neither. Raises MachineError, which says so where the driver does not undo what it has done."""
+        changes_power = limits.gpu_power != self.limits.gpu_power
+        if changes_power:
+            await asyncio.to_thread(self._power.set, limits.gpu_power)
+        try:
+            await asyncio.to_thread(write_limits, self._data_dir, limits)
+        except MachineError as error:
+            if changes_power:
+                try:
+                    await asyncio.to_thread(self._power.set, self.limits.gpu_power)
+                except MachineError as second:
+                    raise MachineError(f"{error}\nThe GPUs' power could not be put back: {second}") from error
+            raise
 
     def fit_run(self, demand: Demand, offered: int, *, stated: bool) -> int:
         """Shards to offer so that the line keeps up with what the run asks now. Raises MachineError if it cannot."""
