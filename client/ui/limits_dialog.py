@@ -79,8 +79,9 @@ class LimitsScreen(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", "close"),
-        Binding("down", "app.focus_next", "next", show=False),
-        Binding("up", "app.focus_previous", "previous", show=False),
+        # before the fields get them, so that what is typed at once after them goes to the next field
+        Binding("down", "app.focus_next", "next", show=False, priority=True),
+        Binding("up", "app.focus_previous", "previous", show=False, priority=True),
     ]
 
     def __init__(self, limits: LimitsView, change: Callable[[Mapping[str, str]], Awaitable[None]]) -> None:
