@@ -43,11 +43,17 @@ def trouble_texts(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
     return found
 
 
-def leave_text(view: LeaveView) -> str:
-    """What remains of a leave, and when it is safe to close: `safe to close in 40 s; remains: ...`."""
+def leave_text(view: LeaveView | None, waiting_for: str = "") -> str:
+    """What remains of a leave, and when it is safe to close: `safe to close in about 40 s; remains: ...`.
+
+    `view` None: the node knows of no step yet, only what it waits for.
+    """
+    if view is None:
+        return f"waits for {waiting_for}" if waiting_for else "asked for"
     if view.safe_to_close:
         return "safe to close"
-    remains = f"remains: {', then '.join(step.text for step in view.steps)}"
-    if view.safe_in_ms is None:
-        return remains
-    return f"safe to close in about {duration_text(view.safe_in_ms)}; {remains}"
+    when = "not safe to close yet"
+    if view.safe_in_ms is not None:
+        when = f"safe to close in about {duration_text(view.safe_in_ms)}"
+    remains = ", then ".join(step.text for step in view.steps)
+    return f"{when}; remains: {remains}" if remains else when

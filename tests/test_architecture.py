@@ -65,6 +65,7 @@ UI_MAY_IMPORT = (
     "spes_p2p.node.snapshot",
     "spes_p2p.node.control_client",
     "spes_p2p.node.budgets.client",
+    "spes_p2p.node.budgets.limits",  # how limits are written: one parser, and its words, for commands and UI
     "spes_p2p.client.ui",
     "spes_p2p.client.output",
     "spes_p2p.client.standing",

@@ -337,16 +337,10 @@ class SwarmApp(App[str]):
             self.notify(told)
 
     def action_limits(self) -> None:
-        """Show the limits of the traffic, and change them."""
+        """Show the limits, and change them."""
         snapshot = self.snapshot
         if snapshot is not None and self._is_there("limit"):
-            self.push_screen(LimitsScreen(snapshot.limits), self._change_limits)
-
-    def _change_limits(self, changes: dict[str, str] | None) -> None:
-        if changes:
-            feed = self._feeds[self._current]
-            told = ", ".join(f"{name} {text}" for name, text in changes.items())
-            self._ask(lambda: feed.change_limits(changes), f"Limits changed: {told}.")
+            self.push_screen(LimitsScreen(snapshot.limits, self._feeds[self._current].change_limits))
 
     # --- keys: the end -----------------------------------------------------------------------------------------------
 

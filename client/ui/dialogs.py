@@ -42,7 +42,7 @@ DEMO_HELP = """
 n, b      show the next peer, the one before
 q         end the demo (asks)"""
 COMMON_HELP = """
-t         throttle: limits of the traffic
+t         throttle: all limits, of traffic, hours and GPU
 c         colours: dark, light, gruvbox, the terminal's, none
 ?         this; Esc closes it"""
 

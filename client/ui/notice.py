@@ -5,8 +5,9 @@ from __future__ import annotations
 from textual.content import Content
 
 from spes_p2p.client.output import duration_text
+from spes_p2p.client.standing import leave_text
 from spes_p2p.client.ui.panel import Panel
-from spes_p2p.node.snapshot import PAUSE, LeaveView, NodeSnapshot, PauseView
+from spes_p2p.node.snapshot import PAUSE, NodeSnapshot, PauseView
 
 YOURS = "you paused it"
 
@@ -26,7 +27,7 @@ class Notice(Panel):
 def notice_texts(snapshot: NodeSnapshot) -> list[str]:
     """One text for a leave, else one for a pause: nobody who leaves resumes."""
     if snapshot.leaving:
-        return [leave_text(snapshot.leave, snapshot.round.waiting_for)]
+        return [f"leaving: {leave_text(snapshot.leave, snapshot.round.waiting_for)}"]
     return [pause_text(snapshot.pause)] if snapshot.paused else []
 
 
@@ -35,19 +36,6 @@ def is_users_pause(snapshot: NodeSnapshot | None) -> bool:
     if snapshot is None or not snapshot.paused:
         return False
     return snapshot.pause is None or PAUSE in snapshot.pause.reasons
-
-
-def leave_text(leave: LeaveView | None, waiting_for: str) -> str:
-    """What remains of a leave, and when it is safe to close."""
-    if leave is None:
-        return f"leaving: waits for {waiting_for}" if waiting_for else "leaving"
-    if leave.safe_to_close:
-        return "leaving: safe to close now"
-    when = "not safe to close yet"
-    if leave.safe_in_ms is not None:
-        when = f"safe to close in about {duration_text(leave.safe_in_ms)}"
-    remaining = ", then ".join(step.text for step in leave.steps)
-    return f"leaving: {when}" + (f"; remaining: {remaining}" if remaining else "")
 
 
 def pause_text(pause: PauseView | None) -> str:

@@ -6,7 +6,8 @@ stream frames of at most 4 MiB          memory exhaustion by an 8-byte length th
 DHT: sub-keys, keys and records of a    memory exhaustion, and answers so large that nobody can read them
   peer bounded; renewals only forward
 DHT: at most 64 keys per request        a 4 MiB request that costs seconds of work
-64 open streams, 64 open calls a peer   exhaustion of file handles and tasks (`StreamLimit`)
+64 open streams, 64 open calls a peer   exhaustion of file handles and tasks (`StreamLimit`); what peers share beyond
+                                          that is theirs by turns (fairness.py)
 """
 
 from __future__ import annotations
@@ -157,7 +158,8 @@ def check_request(request: object) -> None:
 
 
 class StreamLimit:
-    """Counts what each peer has open, and refuses more than `most`."""
+    """Counts what each peer has open, and refuses more than `most`. Says nothing of what all peers share: that is
+    `fairness.FairPlaces`."""
 
     def __init__(self, most: int = MAX_STREAMS_PER_PEER) -> None:
         self._most = most

@@ -18,6 +18,7 @@ from spes_p2p.crypto import peer_text
 from spes_p2p.errors import RemoteProtocolError, TransportError
 from spes_p2p.ids import PeerId
 from spes_p2p.network.channel import Stream
+from spes_p2p.network.fairness import FairPlaces
 from spes_p2p.network.guards import StreamLimit
 from spes_p2p.network.quotas import Quotas
 from spes_p2p.network.scores import Offences, Traffic
@@ -66,7 +67,7 @@ class QuestionService:
         self._quotas = quotas or Quotas(None, now_s)
         self._handler: QuestionHandler | None = None
         self._limit = StreamLimit(MAX_STREAMS_PER_PEER)
-        self._num_streams = 0
+        self._places = FairPlaces(MAX_STREAMS, MAX_STREAMS_PER_PEER, now_s)
         self._asked_at_s: dict[PeerId, deque[float]] = {}
 
     def set_handler(self, handler: QuestionHandler) -> None:
@@ -78,14 +79,13 @@ class QuestionService:
         with self._limit.of(peer):
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 question = await read_frame(reader, MAX_QUESTION_BYTES, peer)
-            if self._handler is None or self._num_streams >= MAX_STREAMS or not self._may_ask(peer):
+            if self._handler is None or not self._may_ask(peer) or not self._places.take(peer):
                 await self._write(reader, writer, AnswerHead(0, "busy"))
                 return
-            self._num_streams += 1
             try:
                 await self._answer(self._handler, peer, question, reader, writer)
             finally:
-                self._num_streams -= 1
+                self._places.give_back(peer)
 
     async def _answer(
         self,

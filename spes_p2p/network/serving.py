@@ -1,5 +1,8 @@
 """Blobs for others: ranges of chunks, streamed, with a bound on how many streams are served at once.
 
+A stream has a place (fairness.py) from its first request on; one without a place is told that this node is busy, and
+may ask again. A peer with more than its share gives one back between two of its requests while others want some.
+
 Where the upload rate is limited (pacing.py), chunks leave in slices, and fewer streams are served at once: a few peers
 get a blob soon and can pass it on, while many slow streams would all be below the rate that a source must keep.
 """
@@ -8,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import msgspec
 
 from spes_p2p.digests import CHUNK_BYTES, DIGEST_BYTES, num_chunks
 from spes_p2p.errors import BlobError, RemoteProtocolError
 from spes_p2p.ids import Digest, PeerId
+from spes_p2p.network.fairness import FairPlaces
 from spes_p2p.network.guards import StreamLimit
 from spes_p2p.network.quotas import Quotas
 from spes_p2p.network.scores import Traffic
@@ -33,30 +38,41 @@ WRITE_TIMEOUT_S = 120.0
 class BlobService:
     """Serves `BLOB_STREAM` from a store. Each stream gets one chunk at a time, so that all advance alike."""
 
-    def __init__(self, blobs: BlobStore, traffic: Traffic, quotas: Quotas | None = None) -> None:
+    def __init__(
+        self,
+        blobs: BlobStore,
+        traffic: Traffic,
+        quotas: Quotas | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`quotas`: none if not given."""
         self._blobs = blobs
         self._traffic = traffic
-        self._quotas = quotas or Quotas(None, time.monotonic)
+        self._quotas = quotas or Quotas(None, now_s)
         self._limit = StreamLimit(MAX_STREAMS_PER_PEER)
-        self.max_streams = MAX_STREAMS
-        """More are told that this node is busy."""
-        self._num_streams = 0
+        self.places = FairPlaces(MAX_STREAMS, MAX_STREAMS_PER_PEER, now_s)
+        """Streams that are served at once."""
 
     async def serve(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer a peer's requests until it closes the stream or falls silent."""
-        if self._num_streams >= self.max_streams:
-            await self._answer(peer, reader, writer, BlobAnswer(0, "busy"))
-            return
-        self._num_streams += 1
+        has_place = False
         try:
             with self._limit.of(peer):
                 while True:
-                    await self._serve_one(peer, await _read_request(peer, reader), writer)
+                    request = await _read_request(peer, reader)
+                    if has_place and self.places.must_yield(peer):
+                        self.places.give_back(peer)
+                        has_place = False
+                    has_place = has_place or self.places.take(peer)
+                    if has_place:
+                        await self._serve_one(peer, request, writer)
+                    else:
+                        await _write(writer, msgspec.msgpack.encode(BlobAnswer(0, "busy")))
         except EOFError:
             return  # the peer has what it wanted
         finally:
-            self._num_streams -= 1
+            if has_place:
+                self.places.give_back(peer)
 
     async def _serve_one(self, peer: PeerId, request: BlobRequest, writer: asyncio.StreamWriter) -> None:
         if not self._quotas.admit(peer):
@@ -108,13 +124,6 @@ class BlobService:
     def _read(self, blob: Digest, start: int, stop: int) -> bytes:
         """In a thread: the disk may be slow, and the copy lets the memory map go."""
         return bytes(self._blobs.read(blob, start, stop))
-
-    async def _answer(
-        self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: BlobAnswer
-    ) -> None:
-        await _read_request(peer, reader)
-        await _write(writer, msgspec.msgpack.encode(answer))
-        await reader.read(1)  # until the other side, having read the answer, closes
 
 
 async def _read_request(peer: PeerId, reader: asyncio.StreamReader) -> BlobRequest:

@@ -46,6 +46,8 @@ MAX_TRANSFERS_PER_SOURCE = 2
 ANSWER_TIMEOUT_S = 15.0
 PATIENT_ANSWER_TIMEOUT_S = 60.0
 BUSY_PAUSE_S = 1.0
+BUSY_PATIENCE_S = 300.0
+"""How long a source may say that it is busy before it is left for good."""
 RATE_GRACE_S = 10.0
 """Reading time before the rate of a source is judged."""
 PATIENCE_RATE = 0.1
@@ -156,7 +158,7 @@ class Fetcher:
                     drawing = _Drawing(source, reader, writer, min_rate, self._traffic.down)
                     await self._plan(hunt.assembly, drawing, patient=patient)
                     while (taken := await hunt.assembly.take()) is not None:
-                        await self._draw_range(hunt.assembly, drawing, *taken)
+                        await self._draw_range(hunt.assembly, drawing, *taken, patient=patient)
         except TooLargeError:
             raise
         except SlowSourceError as error:
@@ -173,12 +175,7 @@ class Fetcher:
 
     async def _plan(self, assembly: Assembly, drawing: _Drawing, *, patient: bool) -> None:
         timeout_s = PATIENT_ANSWER_TIMEOUT_S if patient else ANSWER_TIMEOUT_S
-        while True:
-            answer = await drawing.ask(BlobRequest(assembly.blob, 0, 0), timeout_s)
-            if answer.problem != "busy" or not patient:
-                break
-            await asyncio.sleep(BUSY_PAUSE_S)
-        _check_answer(answer)
+        answer = await _ask(drawing, BlobRequest(assembly.blob, 0, 0), timeout_s, patient=patient)
         listed = await drawing.read(MAX_FRAME_BYTES, timeout_s)
         self._traffic.down.charge(FRAME_HEAD_BYTES + len(listed))
         if len(listed) % DIGEST_BYTES:
@@ -186,10 +183,11 @@ class Fetcher:
         chunks = tuple(Digest(listed[at : at + DIGEST_BYTES]) for at in range(0, len(listed), DIGEST_BYTES))
         await assembly.plan(answer.size_bytes, chunks)
 
-    async def _draw_range(self, assembly: Assembly, drawing: _Drawing, start: int, stop: int) -> None:
+    async def _draw_range(self, assembly: Assembly, drawing: _Drawing, start: int, stop: int, *, patient: bool) -> None:
         at = start
         try:
-            _check_answer(await drawing.ask(BlobRequest(assembly.blob, start, stop - start), ANSWER_TIMEOUT_S))
+            request = BlobRequest(assembly.blob, start, stop - start)
+            await _ask(drawing, request, ANSWER_TIMEOUT_S, patient=patient)
             while at < stop:
                 if self._traffic.no_blobs:
                     raise TransportError(self._traffic.no_blobs)
@@ -268,8 +266,17 @@ class _Drawing:
             self._read_s += clock() - began_s
 
 
-def _check_answer(answer: BlobAnswer) -> None:
-    if answer.problem == "busy":
-        raise SlowSourceError("busy")
+async def _ask(drawing: _Drawing, request: BlobRequest, timeout_s: float, *, patient: bool) -> BlobAnswer:
+    """The answer that announces bytes; `patient`: a busy source is asked again for up to BUSY_PATIENCE_S.
+
+    Raises SlowSourceError if it is busy all the same, TransportError if it has not got the blob.
+    """
+    clock = asyncio.get_running_loop().time
+    until_s = clock() + (BUSY_PATIENCE_S if patient else 0.0)
+    while (answer := await drawing.ask(request, timeout_s)).problem == "busy":
+        if clock() >= until_s:
+            raise SlowSourceError("busy")
+        await asyncio.sleep(BUSY_PAUSE_S)
     if answer.problem:
         raise TransportError(f"the blob is {answer.problem} there")
+    return answer

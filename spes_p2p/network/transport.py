@@ -282,7 +282,7 @@ class P2PTransport:
         """So few transfers at once that each is fast enough for its other end."""
         up, down = self._traffic.up.rate_bytes_per_s, self._traffic.down.rate_bytes_per_s
         least = 2 * self._fetcher.min_rate_bytes_per_s
-        self._blob_service.max_streams = (
+        self._blob_service.places.set(
             MAX_STREAMS if up is None else max(MIN_STREAMS, min(MAX_STREAMS, int(up // least)))
         )
         self._fetcher.draws.set(MAX_DRAWS if down is None else max(1, min(MAX_DRAWS, int(down // DRAW_BYTES_PER_S))))

@@ -58,6 +58,8 @@ class Base:
     """What the start waits for, for people."""
     holds: Holds = field(default_factory=Holds)
     """Why training is held."""
+    is_leaving: Callable[[], bool] = lambda: False
+    """A leave was asked for."""
 
 
 async def make_tools(stack: contextlib.AsyncExitStack, base: Base) -> Tools:
@@ -92,6 +94,7 @@ async def make_tools(stack: contextlib.AsyncExitStack, base: Base) -> Tools:
         notify=base.notify,
         changed=base.changed,
         holds=base.holds,
+        is_leaving=base.is_leaving,
     )
 
 

@@ -81,6 +81,8 @@ class Tools:
     """Something a user interface shows may have changed."""
     holds: Holds = field(default_factory=Holds)
     """Why training is held."""
+    is_leaving: Callable[[], bool] = lambda: False
+    """A leave was asked for, perhaps before the machine can be told."""
 
 
 @dataclass(slots=True)
@@ -388,7 +390,8 @@ class Driver:
         self.rounds.load()
 
     def _look_at_leases(self) -> None:
-        self._lease_watch.look(self._tools.holds, self.machine.head, self.pause())
+        leaving = self._tools.is_leaving()
+        self._lease_watch.look(self._tools.holds, self.machine.head, self.pause(), leaving=leaving)
 
     # --- for the rest of the node -------------------------------------------------------------------------------------
 
@@ -408,8 +411,8 @@ class Driver:
             return None
         now_ms = self._tools.clock.now_ms()
         elapsed_ms = self.machine.progress(now_ms).elapsed_ms
-        head, me = self.machine.head, self._tools.transport.peer_id
-        return pause_view(self._tools.holds, head, me, self.pace, now_ms=now_ms, elapsed_ms=elapsed_ms)
+        head, me, leaving = self.machine.head, self._tools.transport.peer_id, self._tools.is_leaving()
+        return pause_view(self._tools.holds, head, me, self.pace, now_ms=now_ms, elapsed_ms=elapsed_ms, leaving=leaving)
 
     def pin(self, blobs: list[Digest]) -> None:
         """These blobs are needed by others until this node ends."""

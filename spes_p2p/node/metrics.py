@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from spes_p2p.node.snapshot import NodeSnapshot
+from spes_p2p.node.snapshot import PAUSE, LimitsView, NodeSnapshot
 
+HOLDING = ("monthly", "hours", "idle_only", "pause_on_battery")
+"""Limits that may hold training."""
+LIMITS = ("upload", "download", *HOLDING, "gpu_share", "gpu_power")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -62,6 +65,8 @@ def metrics_of(snapshot: NodeSnapshot) -> Iterator[Metric]:
         yield Metric("spes_shards", "gauge", "Expert shards by owner.", count, (("owner", owner),))
     yield from _learning(snapshot)
     yield from _network(snapshot)
+    yield from _limits(snapshot.limits)
+    yield from _holds(snapshot)
     yield Metric("spes_memory_bytes", "gauge", "Resident memory of node and trainer.", snapshot.machine.memory_bytes)
     yield Metric(
         "spes_trainer_restarts_total", "counter", "Trainer processes that died.", snapshot.machine.trainer_restarts
@@ -90,6 +95,34 @@ def _network(snapshot: NodeSnapshot) -> Iterator[Metric]:
     connected = sum(peer.connected and not peer.me for peer in network.peers)
     yield Metric("spes_members", "gauge", "Members of the run.", len(network.peers))
     yield Metric("spes_members_connected", "gauge", "Members with a line to this node.", connected)
+
+
+def _limits(limits: LimitsView) -> Iterator[Metric]:
+    """A limit that is not set has no value, only its line in `spes_limit_set`."""
+    is_set = {limit.name for limit in limits.limits}
+    for name in LIMITS:
+        yield Metric("spes_limit_set", "gauge", "1: there is such a limit.", name in is_set, (("limit", name),))
+    figures = limits.figures
+    for name, help_text, value in (
+        ("upload_bytes_per_second", "Most that may leave.", figures.upload_bytes_per_s),
+        ("download_bytes_per_second", "Most that may arrive.", figures.download_bytes_per_s),
+        ("month_bytes", "Most of a calendar month, both directions.", figures.month_bytes),
+        ("gpu_share_ratio", "Most of the trainer's time.", figures.gpu_share),
+        ("gpu_power_watts", "Most power of each GPU.", figures.gpu_power_w),
+    ):
+        if value is not None:
+            yield Metric(f"spes_limit_{name}", "gauge", help_text, value)
+    yield Metric("spes_month_bytes", "gauge", "Traffic of this calendar month so far.", figures.month_used_bytes)
+
+
+def _holds(snapshot: NodeSnapshot) -> Iterator[Metric]:
+    """Reasons by the name of the limit, since their words change with it; what is neither says itself."""
+    reasons = snapshot.pause.reasons if snapshot.pause is not None else ()
+    held = {limit.name for limit in snapshot.limits.limits if limit.holds} | ({PAUSE} & set(reasons))
+    others = [reason for reason in reasons if reason != PAUSE and reason not in snapshot.limits.holds]
+    for reason in (PAUSE, *HOLDING, *others):
+        value = reason in held or reason in others
+        yield Metric("spes_training_held", "gauge", "1: training is held for this.", value, (("reason", reason),))
 
 
 def _escaped(value: str) -> str:

@@ -39,7 +39,7 @@ from spes_p2p.node.joining import ManifestSeeker, bring_held_out, check_admissio
 from spes_p2p.node.leaving import LeaveWish, leave_properly
 from spes_p2p.node.log import LogBridge, NodeLog
 from spes_p2p.node.machine import MachineWatch
-from spes_p2p.node.pausing import PauseWish, remember
+from spes_p2p.node.pausing import PauseWish, paused_before_text, remember
 from spes_p2p.node.recovery import read_recovery_key
 from spes_p2p.node.resume import checkpoint_of, drop_damaged
 from spes_p2p.node.snapshot import LimitsView, LogEvent, NodeSnapshot
@@ -162,7 +162,7 @@ class Node:
             stack.callback(logging.getLogger("spes_p2p").removeHandler, bridge)
             if self._pause_wish.is_stored:
                 self._holds.set(PAUSE, True)
-                self._log.tell("info", "paused before this start, and still: `spes-p2p resume` trains again")
+                self._log.tell("info", paused_before_text(leaving=self._wish.is_stored))
             identity = load_or_create_identity(config.data_dir / IDENTITY_FILE)
             signed = read_manifest(config.data_dir)
             if signed is not None and run_id(signed.manifest) != self._link.run:
@@ -298,6 +298,7 @@ class Node:
                 entries=transport.entry_peers,
                 waiting=waiting,
                 holds=self._holds,
+                is_leaving=self._wish.wanted.is_set,
             )
             tools = await make_tools(stack, base)
             capacity = self._fit_line(tools.sync.head, identity.peer_id, ready.capacity)

@@ -83,10 +83,22 @@ def lease_end(head: Head, me: PeerId) -> tuple[int, tuple[int, ...]] | None:
     return max(first, head.height), tuple(ends[first])
 
 
-def pause_view(holds: Holds, head: Head | None, me: PeerId, pace: Pace, *, now_ms: int, elapsed_ms: int) -> PauseView:
-    """What the pause costs and when. `elapsed_ms`: how long the open round has lasted."""
+def pause_view(
+    holds: Holds,
+    head: Head | None,
+    me: PeerId,
+    pace: Pace,
+    *,
+    now_ms: int,
+    elapsed_ms: int,
+    leaving: bool = False,
+) -> PauseView:
+    """What the pause costs and when. `elapsed_ms`: how long the open round has lasted. `leaving`: the shards pass to
+    others anyway, and nobody who leaves trains again to keep them."""
     since_ms = holds.since_ms
     lasted_ms = 0 if since_ms is None else now_ms - since_ms
+    if leaving:
+        return PauseView(reasons=holds.reasons, since_ms=lasted_ms)
     end = lease_end(head, me) if head is not None else None
     if head is None or end is None:
         text = "no shard to lose: the node goes on voting and serving" if head is not None else ""
@@ -124,6 +136,19 @@ def _minutes(left_ms: int) -> str:
     return "less than a minute" if minutes < 1 else f"{minutes} minute{'' if minutes == 1 else 's'}"
 
 
+def _lost_text(head: Head, lost: list[int], *, leaving: bool) -> str:
+    """Whose the shards are that lapsed: somebody's, or nobody's."""
+    taken = tuple(shard for shard in lost if head.state.owners(shard))
+    vacant = tuple(shard for shard in lost if not head.state.owners(shard))
+    texts = []
+    if taken:
+        texts.append(f"{_shards(taken)} {'belong' if len(taken) > 1 else 'belongs'} to others now")
+    if vacant:
+        claimed = "" if leaving else ", and claimed when training goes on"
+        texts.append(f"{_shards(vacant)} {'are' if len(vacant) > 1 else 'is'} vacant{claimed}")
+    return "; ".join(texts)
+
+
 class LeaseWatch:
     """Tells a paused volunteer, in time, that shards are about to pass on, and when they have."""
 
@@ -133,23 +158,27 @@ class LeaseWatch:
         self._warned_of: int | None = None
         self._owned: frozenset[int] = frozenset()
 
-    def look(self, holds: Holds, head: Head, view: PauseView | None) -> None:
-        """After each certificate, and when the hold changes. `view`: None while nothing is held."""
+    def look(self, holds: Holds, head: Head, view: PauseView | None, *, leaving: bool) -> None:
+        """After each certificate, and when the hold changes. `view`: None while nothing is held. `leaving`: a leave was
+        asked for, so that nothing is advised, and what the leave itself hands over is no loss."""
         owned = frozenset(head.state.shards_of(self._me))
         lost, self._owned = self._owned - owned, owned
         if view is None:
             self._warned_of = None
             return
-        if lost:
-            self._notify(
-                "warning",
-                f"training was held for longer than the lease lasts: {_shards(tuple(sorted(lost)))} passed to others; "
-                "what is vacant is claimed when training goes on",
-            )
-        if view.rounds_left == 1 and view.lease_ends_round != self._warned_of:
+        has_left = leaving and head.state.row(self._me) is None
+        if lost and not has_left:
+            text = _lost_text(head, sorted(lost), leaving=leaving)
+            self._notify("warning", f"training was held for longer than the lease lasts: {text}")
+        if not leaving and view.rounds_left == 1 and view.lease_ends_round != self._warned_of:
             self._warned_of = view.lease_ends_round
             how = " (`spes-p2p resume`)" if PAUSE in holds.reasons else ""
             self._notify("warning", f"{view.reason}{how}")
+
+
+def paused_before_text(*, leaving: bool) -> str:
+    """Of a pause that outlived a restart; whoever is leaving is not told to train again."""
+    return "paused before this start, and still" + ("" if leaving else ": `spes-p2p resume` trains again")
 
 
 def remember(wish: PauseWish, paused: bool, notify: Callable[[str, str], None]) -> None:

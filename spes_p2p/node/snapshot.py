@@ -228,6 +228,21 @@ class LimitView(msgspec.Struct, frozen=True, kw_only=True):
     """What it holds now, and until when; empty: nothing."""
 
 
+class LimitFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits that are numbers, for programs; None: no such limit."""
+
+    upload_bytes_per_s: int | None = None
+    download_bytes_per_s: int | None = None
+    month_bytes: int | None = None
+    """Of a calendar month, both directions together."""
+    gpu_share: float | None = None
+    """Of the trainer's time, 0 to 1."""
+    gpu_power_w: int | None = None
+    """Of each GPU."""
+    month_used_bytes: int = 0
+    """Of this month so far; counted without a limit, too."""
+
+
 class LimitsView(msgspec.Struct, frozen=True, kw_only=True):
     """The limits that are set."""
 
@@ -238,6 +253,7 @@ class LimitsView(msgspec.Struct, frozen=True, kw_only=True):
     """Why this node neither serves nor fetches blobs; empty: it does."""
     note: str = ""
     """How the rates and the run go together, such as that fewer shards are offered; empty: nothing to say."""
+    figures: LimitFigures = LimitFigures()
 
 
 class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):

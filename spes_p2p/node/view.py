@@ -20,6 +20,7 @@ from spes_p2p.node.leaving import LeaveWish, leave_view
 from spes_p2p.node.machine import MachineWatch
 from spes_p2p.node.names import short_names
 from spes_p2p.node.pausing import Pace
+from spes_p2p.node.rates import Rates
 from spes_p2p.node.snapshot import (
     PHASES,
     Counters,
@@ -43,7 +44,6 @@ from spes_p2p.node.worker_messages import Progress as TrainProgress
 from spes_p2p.protocol.progress import Progress
 
 _CURVE_POINTS = 400
-_RATE_WINDOW_S = 5.0
 _UPDATES_SHOWN = 20
 
 
@@ -90,23 +90,6 @@ class TrainerWatch:
         """The trainer process died."""
         self.restarts = event.restarts
         self.notify("error", f"the trainer process died and is started again: {event.reason}")
-
-
-@dataclass(slots=True)
-class Rates:
-    """Bytes per second over the last seconds."""
-
-    samples: deque[tuple[float, int, int]] = field(default_factory=deque)
-
-    def measure(self, sent: int, received: int) -> tuple[float, float]:
-        """(sent, received) per second."""
-        now = time.monotonic()
-        self.samples.append((now, sent, received))
-        while len(self.samples) > 2 and self.samples[0][0] < now - _RATE_WINDOW_S:
-            self.samples.popleft()
-        then, sent_before, received_before = self.samples[0]
-        elapsed = max(now - then, 1e-3)
-        return (sent - sent_before) / elapsed, (received - received_before) / elapsed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -257,7 +240,7 @@ class View:
         sent, received = self.transport.bytes_sent(), self.transport.bytes_received()
         if self._round_began[0] != round_number:
             self._round_began = (round_number, sent, received)
-        sent_per_s, received_per_s = self.rates.measure(sent, received)
+        sent_per_s, received_per_s = self.rates.measure(time.monotonic(), sent, received)
         peers: tuple[PeerView, ...] = ()
         if self.driver is not None:
             head = self.driver.machine.head

@@ -9,7 +9,7 @@ from typing import Any
 from textual.app import App
 from textual.pilot import Pilot
 
-from spes_p2p.errors import ConfigError, UnreachableError
+from spes_p2p.errors import SpesError, UnreachableError
 from spes_p2p.node.snapshot import LogEvent, NodeSnapshot
 from spes_p2p.testing.handle import imagined_snapshot
 
@@ -30,6 +30,11 @@ class FakeFeed:
         self.reachable.set()
         self.answers = True
         """False: the node does not answer what is asked of it."""
+        self.refusal: SpesError | None = None
+        """How the node answers a change of its limits, if not by making it."""
+        self.may_answer = asyncio.Event()
+        """Cleared: the node takes its time over a change of its limits."""
+        self.may_answer.set()
 
     def show(self, update: NodeSnapshot | LogEvent) -> None:
         """Tell the UI something."""
@@ -64,9 +69,10 @@ class FakeFeed:
         self._ask("resume")
 
     async def change_limits(self, changes: Mapping[str, str]) -> None:
-        """See `Feed`; `nonsense` is no limit."""
-        if "nonsense" in changes.values():
-            raise ConfigError("--upload: 'nonsense' is not a rate such as 1MB/s")
+        """See `Feed`; waits until `may_answer` is set, and raises `refusal` if there is one."""
+        await self.may_answer.wait()
+        if self.refusal is not None:
+            raise self.refusal
         self._ask(f"limits {dict(changes)}")
 
     def _ask(self, wish: str) -> None:

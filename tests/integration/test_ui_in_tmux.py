@@ -14,6 +14,7 @@ import pytest
 
 from spes_p2p.client.demo.processes import child_environment
 from spes_p2p.client.demo.texts import deal_texts
+from spes_p2p.node.budgets.client import read_limits_view
 from spes_p2p.node.control_client import find_control
 from spes_p2p.testing.live import LISTEN, LiveSwarm, live_swarm, quick_config
 from spes_p2p.testing.tmux import Tmux, has_tmux
@@ -94,6 +95,15 @@ def test_a_session_from_join_to_leave(swarm: LiveSwarm, terminal: Tmux) -> None:
     terminal.press("4")
     keep("learning-80x24", terminal.wait_text(ANSWER_S, "held-out, nats by round", "accepted"))
     terminal.press("Tab", "Tab", "Tab", "Tab")
+
+    # limits: what this machine cannot do is said at its field; what can be holds at once
+    terminal.press("t")
+    keep("limits-80x24", terminal.wait_text(ANSWER_S, "Limits of this node", "gpu power", "Enter  change"))
+    terminal.press("Up", "200W", "Enter")
+    keep("limits-refused-80x24", terminal.wait_text(ANSWER_S, "--gpu-power: this node trains on the CPU"))
+    terminal.press("Down", "Up", "off", "Down", "50MB/s", "Enter")
+    terminal.wait_text(ANSWER_S, "Limits changed: upload 50MB/s")
+    assert read_limits_view(swarm.data_dir(MINE)).figures.upload_bytes_per_s == 50_000_000
 
     # 140x40: the machine and the log beside it, too
     terminal.resize(140, 40)

@@ -8,7 +8,6 @@ from textual.pilot import Pilot
 
 from spes_p2p.client.ui.app import SwarmApp
 from spes_p2p.client.ui.dialogs import HelpScreen, LeaveScreen, QuitScreen
-from spes_p2p.client.ui.limits_dialog import LimitsScreen
 from spes_p2p.client.ui.log_panel import LogLines, SearchInput
 from spes_p2p.client.ui.themes import THEME_NAMES
 from spes_p2p.client.ui.views import VIEWS
@@ -117,30 +116,6 @@ async def test_what_a_node_does_not_answer_is_told_and_holds_nothing_up(feed: Fa
         await reads(pilot, "the node does not answer")
         await pilot.press("2")
         await settle(pilot, lambda: app.view == "round")
-
-
-async def test_t_changes_the_limits_that_were_typed_and_esc_none(feed: FakeFeed) -> None:
-    app = SwarmApp([feed])
-    async with app.run_test(size=SMALL, notifications=True) as pilot:
-        await shown(pilot, app)
-        await pilot.press("t")
-        await settle(pilot, lambda: isinstance(app.screen, LimitsScreen))
-        await pilot.press("down", *"off", "escape")
-        await settle(pilot, lambda: not isinstance(app.screen, LimitsScreen))
-        await pilot.press("t")
-        await settle(pilot, lambda: isinstance(app.screen, LimitsScreen))
-        await pilot.press(*"1MB", "slash", "s", "tab", "down", *"9GB", "enter")
-        await settle(pilot, lambda: feed.asked == ["limits {'upload': '1MB/s', 'monthly': '9GB'}"])
-        await reads(pilot, "Limits changed: upload 1MB/s, monthly 9GB.")
-
-
-async def test_a_limit_that_is_wrong_is_told(feed: FakeFeed) -> None:
-    app = SwarmApp([feed])
-    async with app.run_test(size=SMALL, notifications=True) as pilot:
-        await shown(pilot, app)
-        await pilot.press("t", *"nonsense", "enter")
-        await reads(pilot, "--upload: 'nonsense' is not a rate")
-    assert feed.asked == []
 
 
 async def test_f_and_slash_filter_the_log() -> None:

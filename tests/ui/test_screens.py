@@ -123,3 +123,13 @@ async def test_help_and_dialogs_are_as_stored() -> None:
             await compare(pilot, f"{name}-80x24")
             await pilot.press("escape")
             await reads(pilot, "Round 7 · 35 s left ────")
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_limits_with_problems_are_as_stored(size: str) -> None:
+    app = SwarmApp([FakeFeed(rich_snapshot(), *EVENTS)], now_s=lambda: 0.0)
+    async with app.run_test(size=SIZES[size]) as pilot:
+        await reads(pilot, "trainer process died", "q quit")
+        await pilot.press("t", *"fast", "down", "down", *"9kB", "enter")
+        await reads(pilot, "--monthly: '9kB' a month is too little")
+        await compare(pilot, f"limits-wrong-{size}")

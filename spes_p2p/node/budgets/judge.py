@@ -10,7 +10,7 @@ from spes_p2p.config import Limits
 from spes_p2p.node.budgets.hours import parse_hours
 from spes_p2p.node.budgets.limits import rate_text, size_text
 from spes_p2p.node.budgets.month import first_of_next
-from spes_p2p.node.snapshot import LimitsView, LimitView
+from spes_p2p.node.snapshot import LimitFigures, LimitsView, LimitView
 
 BUSY = "other programs use this machine"
 ON_BATTERY = "this machine runs on its battery"
@@ -78,8 +78,20 @@ def _kept_for_handover(limits: Limits, facts: Facts) -> str:
 def view(limits: Limits, facts: Facts) -> LimitsView:
     """The limits that are set, for people."""
     verdict = judge(limits, facts)
+    figures = LimitFigures(
+        upload_bytes_per_s=limits.upload,
+        download_bytes_per_s=limits.download,
+        month_bytes=limits.monthly,
+        gpu_share=limits.gpu_share,
+        gpu_power_w=limits.gpu_power,
+        month_used_bytes=facts.month_bytes,
+    )
     return LimitsView(
-        limits=tuple(_rows(limits, facts)), holds=verdict.holds, no_blobs=verdict.no_blobs, note=facts.note
+        limits=tuple(_rows(limits, facts)),
+        holds=verdict.holds,
+        no_blobs=verdict.no_blobs,
+        note=facts.note,
+        figures=figures,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -23,10 +22,10 @@ from spes_p2p.node.budgets.month import MonthBook, MonthCount
 from spes_p2p.node.budgets.power import GpuPower
 from spes_p2p.node.budgets.promise import aside_bytes, refusal
 from spes_p2p.node.budgets.store import read_limits, read_month, write_limits, write_month
+from spes_p2p.node.rates import Rates
 from spes_p2p.node.snapshot import LimitsView
 
 LOOK_EVERY_S = 1.0
-RATE_WINDOW_S = 5.0
 LOAD_EVERY_S = 3.0
 """Other programs' load: looking through all processes costs some milliseconds."""
 
@@ -114,7 +113,7 @@ class Budgets:
         self._book: MonthBook | None = None
         self._idleness = Idleness()
         self._load_at_s = float("-inf")
-        self._rates: deque[tuple[float, int, int]] = deque()
+        self._rates = Rates()
         self._facts = Facts(now=self._machine.now())
         self._held: tuple[str, ...] = ()
         self._promised: Mapping[Digest, int] = {}
@@ -170,9 +169,7 @@ class Budgets:
         async with self._changing:
             limits = changed(self.limits, changes)
             judged = self._judge(limits)
-            if limits.gpu_power != self.limits.gpu_power:
-                await asyncio.to_thread(self._power.set, limits.gpu_power)
-            await asyncio.to_thread(write_limits, self._data_dir, limits)
+            await self._set_power_and_store(limits)
             self.limits, self._judged = limits, judged or self._judged
             self._told.clear()
             self._apply()
@@ -180,6 +177,21 @@ class Budgets:
             self._tell_why(judged)
         await self.look()
         return self.view()
+
+    async def _set_power_and_store(self, limits: Limits) -> None:
+        """Both, or neither. Raises MachineError, which says so where the driver does not undo what it has done."""
+        changes_power = limits.gpu_power != self.limits.gpu_power
+        if changes_power:
+            await asyncio.to_thread(self._power.set, limits.gpu_power)
+        try:
+            await asyncio.to_thread(write_limits, self._data_dir, limits)
+        except MachineError as error:
+            if changes_power:
+                try:
+                    await asyncio.to_thread(self._power.set, self.limits.gpu_power)
+                except MachineError as second:
+                    raise MachineError(f"{error}\nThe GPUs' power could not be put back: {second}") from error
+            raise
 
     def fit_run(self, demand: Demand, offered: int, *, stated: bool) -> int:
         """Shards to offer so that the line keeps up with what the run asks now. Raises MachineError if it cannot."""
@@ -255,11 +267,7 @@ class Budgets:
         now, now_s = self._machine.now(), self._machine.now_s()
         up, down = line.bytes_up(), line.bytes_down()
         to_store = book.look(up, down, now.date())
-        self._rates.append((now_s, up, down))
-        while len(self._rates) > 2 and self._rates[0][0] < now_s - RATE_WINDOW_S:
-            self._rates.popleft()
-        began_s, up_before, down_before = self._rates[0]
-        elapsed_s = max(now_s - began_s, 1e-3)
+        up_per_s, down_per_s = self._rates.measure(now_s, up, down)
         if self.limits.idle_only:
             await self._look_at_others(now_s)
         else:
@@ -268,8 +276,8 @@ class Budgets:
             now=now,
             month_bytes=book.total_bytes,
             aside_bytes=aside_bytes(sum(self._promised.values())) if self._promised else 0,
-            up_per_s=(up - up_before) / elapsed_s,
-            down_per_s=(down - down_before) / elapsed_s,
+            up_per_s=up_per_s,
+            down_per_s=down_per_s,
             others_busy=self._idleness.busy,
             others_cores=self._idleness.cores,
             on_battery=self._machine.on_battery() if self.limits.pause_on_battery else None,

@@ -128,8 +128,14 @@ def test_what_remains_of_a_leave_in_words() -> None:
     steps = (LeaveStep(name="certificate", text="the certificate"), LeaveStep(name="successors", text="the heirs"))
     text = leave_text(LeaveView(steps=steps, safe_in_ms=40_000))
     assert text == "safe to close in about 40 s; remains: the certificate, then the heirs"
-    assert leave_text(LeaveView(steps=steps)) == "remains: the certificate, then the heirs"
+    assert leave_text(LeaveView(steps=steps)) == "not safe to close yet; remains: the certificate, then the heirs"
+    assert leave_text(LeaveView()) == "not safe to close yet"
     assert leave_text(LeaveView(safe_to_close=True, safe_in_ms=0)) == "safe to close"
+
+
+def test_leave_of_which_the_node_knows_no_step_yet_says_what_it_waits_for() -> None:
+    assert leave_text(None, "the end of this round's training") == "waits for the end of this round's training"
+    assert leave_text(None) == "asked for"
 
 
 def test_status_says_that_the_node_is_paused() -> None:

@@ -60,6 +60,12 @@ async def test_rounds_of_a_run_whose_only_member_is_paused_do_not_chase_each_oth
                 await asyncio.sleep(0)
         held_in = ada.driver.machine.terms.round
         assert ada.driver.machine.progress(ada.tools.clock.now_ms()).phase == "train"
+        view = ada.driver.pause()
+        assert view is not None and view.lease_ends_round is not None
+        ada.tools.is_leaving = lambda: True
+        view = ada.driver.pause()
+        assert view is not None and (view.lease_ends_round, view.reason) == (None, "")  # nothing to be kept any more
+        ada.tools.is_leaving = lambda: False
         ada.tools.holds.set(PAUSE, False)
         await swarm.wait_round(held_in)
         assert held_in in ada.trainer.trained_rounds  # the short pause cost no round

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from spes_p2p.crypto import Identity
 from spes_p2p.errors import MachineError
 from spes_p2p.ids import PeerId
 from spes_p2p.node import pausing
 from spes_p2p.node.holds import PAUSE, Holds
-from spes_p2p.node.pausing import LeaseWatch, Pace, PauseWish, lease_end, pause_view, remember
+from spes_p2p.node.pausing import LeaseWatch, Pace, PauseWish, lease_end, pause_view, paused_before_text, remember
+from spes_p2p.node.snapshot import PauseView
+from spes_p2p.protocol.body import Tenure
+from spes_p2p.protocol.codec import sign
 from spes_p2p.protocol.head import Head
+from spes_p2p.protocol.messages import Leave
+from spes_p2p.protocol.state import LeaseRow
+from spes_p2p.protocol.wire import NO_DIGEST
 from spes_p2p.testing import protocol_cases as cases
 
 PEERS = cases.identities(3)
@@ -111,13 +121,13 @@ def test_alone_a_paused_round_lasts_as_long_as_it_may() -> None:
     assert view.lease_ends_in_ms == LEASE_ROUNDS * alone.run.config.protocol.round_max_ms - 500
 
 
-def test_volunteer_is_warned_once_in_the_last_round_and_told_of_the_loss() -> None:
+def test_volunteer_is_warned_once_in_the_last_round() -> None:
     notes: list[str] = []
     watch = LeaseWatch(ME, lambda level, text: notes.append(text))
     holds, head = held_since(), HEAD
 
     def look() -> None:
-        watch.look(holds, head, pause_view(holds, head, ME, Pace(), now_ms=0, elapsed_ms=0))
+        watch.look(holds, head, pause_view(holds, head, ME, Pace(), now_ms=0, elapsed_ms=0), leaving=False)
 
     look()
     assert notes == []
@@ -126,18 +136,69 @@ def test_volunteer_is_warned_once_in_the_last_round_and_told_of_the_loss() -> No
     look()
     assert len(notes) == 1
     assert notes[0].endswith("or others get what was yours (`spes-p2p resume`)")
-    lost = HEAD.state.shards_of(ME)
-    nothing = cases.follow(head, [cases.item_of(cases.claim_of(head, peer)) for peer in PEERS[1:]])
-    head = nothing
-    watch.look(holds, head, pause_view(holds, head, ME, Pace(), now_ms=0, elapsed_ms=0))
-    gone = set(lost) - set(head.state.shards_of(ME))
-    assert bool(gone) == any("longer than the lease lasts" in note for note in notes)
-    assert gone
+
+
+def head_with(leases: Mapping[int, Sequence[Identity]]) -> Head:
+    """HEAD, but these shards are theirs."""
+    rows = [
+        LeaseRow(row.shard, tuple(Tenure(peer.peer_id, HEAD.round, HEAD.round) for peer in leases[row.shard]))
+        if row.shard in leases
+        else row
+        for row in HEAD.state.leases
+    ]
+    return replace(HEAD, state=msgspec.structs.replace(HEAD.state, leases=tuple(rows)))
+
+
+def told_of(after: Head, *, leaving: bool = False) -> list[str]:
+    """What a paused node hears when `after` follows HEAD."""
+    notes: list[str] = []
+    watch = LeaseWatch(ME, lambda level, text: notes.append(text))
+    for head in (HEAD, after):
+        watch.look(held_since(), head, PauseView(reasons=(PAUSE,), since_ms=0), leaving=leaving)
+    return notes
+
+
+LAPSED = "training was held for longer than the lease lasts: "
+
+
+def test_loss_says_which_shards_are_others_now_and_which_are_vacant() -> None:
+    assert HEAD.state.shards_of(ME) == (2, 4)
+    assert told_of(head_with({2: PEERS[1:2], 4: ()})) == [
+        f"{LAPSED}shard 2 belongs to others now; shard 4 is vacant, and claimed when training goes on"
+    ]
+    assert told_of(head_with({2: PEERS[1:2], 4: PEERS[1:]})) == [f"{LAPSED}shards 2, 4 belong to others now"]
+    assert told_of(head_with({2: (), 4: ()})) == [f"{LAPSED}shards 2, 4 are vacant, and claimed when training goes on"]
+    assert told_of(head_with({2: PEERS, 4: PEERS})) == []  # co-owned: still this node's
+
+
+def test_whoever_leaves_is_advised_nothing() -> None:
+    notes: list[str] = []
+    last_round = after_rounds(HEAD, LEASE_ROUNDS - 1)
+    watch = LeaseWatch(ME, lambda level, text: notes.append(text))
+    holds = held_since()
+    view = pause_view(holds, last_round, ME, Pace(), now_ms=7, elapsed_ms=0, leaving=True)
+    assert view == PauseView(reasons=(PAUSE,), since_ms=7)
+    # the leave may have been asked for since the view was made
+    for seen in (view, pause_view(holds, last_round, ME, Pace(), now_ms=7, elapsed_ms=0)):
+        watch.look(holds, last_round, seen, leaving=True)
+    assert notes == []
+    assert told_of(head_with({2: PEERS[1:2], 4: ()}), leaving=True) == [
+        f"{LAPSED}shard 2 belongs to others now; shard 4 is vacant"
+    ]
+    assert paused_before_text(leaving=True) == "paused before this start, and still"
+    assert paused_before_text(leaving=False).endswith("and still: `spes-p2p resume` trains again")
+
+
+def test_what_a_leave_hands_over_is_no_loss() -> None:
+    leave = sign(PEERS[0], Leave(HEAD.run.run_id, HEAD.epoch, HEAD.round + 1, NO_DIGEST, 0))
+    left = cases.follow(HEAD, [cases.item_of(leave)])
+    assert (left.state.row(ME), left.state.shards_of(ME)) == (None, ())
+    assert told_of(left, leaving=True) == []
 
 
 def test_nothing_is_told_while_nothing_is_held() -> None:
     notes: list[str] = []
     watch = LeaseWatch(ME, lambda level, text: notes.append(text))
     for head in (HEAD, after_rounds(HEAD, 1), after_rounds(HEAD, 3)):
-        watch.look(Holds(), head, None)
+        watch.look(Holds(), head, None, leaving=False)
     assert notes == []

@@ -9,7 +9,7 @@ from spes_p2p.crypto import peer_text
 from spes_p2p.ids import PeerId
 from spes_p2p.node.machine import MachineWatch
 from spes_p2p.node.snapshot import NodeSnapshot
-from spes_p2p.node.view import Rates, TrainerWatch, View
+from spes_p2p.node.view import TrainerWatch, View
 from spes_p2p.node.worker import Restarting
 from spes_p2p.node.worker_messages import Progress
 from spes_p2p.testing.nodes import NodeSwarm, node_swarm
@@ -131,10 +131,3 @@ def test_losses_that_are_not_finite_stay_out_of_the_curve_and_restarts_are_told(
     assert list(watch.curve) == [(2, 1.5)]
     assert watch.restarts == 2
     assert notes == ["error: the trainer process died and is started again: ended by SIGKILL"]
-
-
-def test_rates_are_measured_over_the_last_seconds() -> None:
-    rates = Rates()
-    assert rates.measure(0, 0) == (0.0, 0.0)
-    sent, received = rates.measure(1_000, 2_000)
-    assert received == 2 * sent > 0

@@ -21,6 +21,7 @@ from spes_p2p.node.budgets.store import read_limits, read_month
 from spes_p2p.node.holds import PAUSE, Holds
 from spes_p2p.node.traffic import Crowd
 from spes_p2p.protocol.params import PieceSizes
+from spes_p2p.testing.gpu_driver import FakeNvml
 
 DEMAND = Demand(
     sizes=PieceSizes(
@@ -97,10 +98,12 @@ class Bench:
     worker: PretendWorker = field(default_factory=PretendWorker)
     holds: Holds = field(default_factory=Holds)
     told: list[str] = field(default_factory=list)
+    power: GpuPower = field(default_factory=lambda: GpuPower(("cpu",), nvml=None))
 
     async def start(self, wanted: Limits | None = None) -> Budgets:
-        power = GpuPower(("cpu",), nvml=None)
-        budgets = Budgets(self.folder, self.holds.set, lambda level, text: self.told.append(text), power, self.machine)
+        budgets = Budgets(
+            self.folder, self.holds.set, lambda level, text: self.told.append(text), self.power, self.machine
+        )
         await budgets.open(wanted)
         await budgets.limit_line(self.line)
         budgets.limit_worker(self.worker)
@@ -143,6 +146,35 @@ async def test_a_change_that_is_wrong_or_impossible_changes_nothing(bench: Bench
             await budgets.change(change)
     assert budgets.limits == Limits(upload=1_000_000) == read_limits(bench.folder)
     assert bench.line.rates == (1_000_000, None)
+
+
+async def test_a_disk_that_refuses_takes_the_power_back_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise MachineError("disk full")
+
+    bench.power = GpuPower(("cuda:0",), driver := FakeNvml())
+    budgets = await bench.start(Limits(gpu_power=200))
+    monkeypatch.setattr(keeper, "write_limits", full)
+    with pytest.raises(MachineError, match=r"^disk full$"):
+        await budgets.change({"gpu_power": "150W", "upload": "1MB/s"})
+    assert (driver.watts[0], budgets.limits, bench.line.rates) == (200, Limits(gpu_power=200), (None, None))
+    driver.refuses.add((0, 200))
+    with pytest.raises(MachineError, match=r"disk full\nThe GPUs' power could not be put back: .* refuses it"):
+        await budgets.change({"gpu_power": "150W"})
+    assert budgets.limits == Limits(gpu_power=200)
+    await budgets.close()
+    assert driver.watts[0] == 300
+
+
+async def test_power_that_cannot_be_set_changes_no_other_limit(bench: Bench) -> None:
+    bench.power = GpuPower(("cuda:0", "cuda:1"), driver := FakeNvml())
+    budgets = await bench.start(Limits(upload=1_000_000))
+    driver.refuses.add((1, 200))
+    with pytest.raises(MachineError, match="--gpu-power 200W: the driver refuses it"):
+        await budgets.change({"gpu_power": "200W", "upload": "2MB/s", "gpu_share": "50%"})
+    assert (driver.watts[0], driver.watts[1]) == (300, 310)
+    assert (bench.worker.share, bench.line.rates) == (1.0, (1_000_000, None))
+    assert budgets.limits == Limits(upload=1_000_000) == read_limits(bench.folder)
 
 
 async def test_reasons_come_and_go_beside_those_of_others(bench: Bench) -> None:
