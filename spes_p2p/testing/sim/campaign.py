@@ -89,8 +89,10 @@ def play_all(
         ended: queue.SimpleQueue[Future[Outcome]] = queue.SimpleQueue()
         while True:
             for seed in itertools.islice(missing, campaign.num_jobs * QUEUED_PER_JOB - len(running)):
-                with _workers_lost(seed):
+                try:
                     future = pool.submit(play_seed, campaign, seed)
+                except BrokenProcessPool as error:
+                    raise _workers_lost(seed) from error
                 running[future] = seed
                 future.add_done_callback(ended.put)
             if not running:
@@ -190,28 +192,22 @@ def _begin_worker(told: SimpleQueue[tuple[int, int]]) -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-@contextmanager
-def _workers_lost(seed: int) -> Iterator[None]:
-    """Raises MachineError if a worker was killed."""
-    try:
-        yield
-    except BrokenProcessPool as error:
-        raise MachineError(
-            f"a worker process was killed while seed {seed} or its neighbours were played: is memory short?\n"
-            "Try fewer --jobs; with --resume FILE what is finished is not played again."
-        ) from error
-
-
 def _outcome(campaign: Campaign, seed: int, future: Future[Outcome]) -> Outcome:
-    with _workers_lost(seed):
-        try:
-            return future.result()
-        except BrokenProcessPool:
-            raise
-        except Exception as error:
-            what = f"seed {seed}: {type(error).__name__}: {error}"
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, BrokenProcessPool):
+        raise _workers_lost(seed) from error
+    what = f"seed {seed}: {type(error).__name__}: {error}"
     num_peers = 0 if campaign.num_peers is None else campaign.num_peers
     return Outcome(seed=seed, num_peers=num_peers, faults=faults_text(campaign.faults), violations=(what,))
+
+
+def _workers_lost(seed: int) -> MachineError:
+    return MachineError(
+        f"a worker process was killed while seed {seed} or its neighbours were played: is memory short?\n"
+        "Try fewer --jobs; with --resume FILE what is finished is not played again."
+    )
 
 
 def _line(campaign: Campaign, outcome: Outcome) -> dict[str, Any]:
