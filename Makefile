@@ -60,11 +60,15 @@ demo: $(READY)
 CORE := spes_p2p/protocol
 CORE_TESTS := tests/unit/protocol
 
+# These start whole swarms, each of which wants the machine for itself; the others run side by side.
+LIVE_TESTS := tests/integration
+
 test: $(READY_DEV)
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/python -m coverage run --source=$(CORE) -m pytest $(CORE_TESTS)
 	$(BIN)/python -m coverage report --fail-under=100 --skip-covered --show-missing
-	$(BIN)/python -m pytest --ignore=$(CORE_TESTS)
+	$(BIN)/python -m pytest --ignore=$(CORE_TESTS) --ignore=$(LIVE_TESTS) -n logical --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest $(LIVE_TESTS)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

@@ -38,6 +38,7 @@ async def start(swarm: LoopbackSwarm, count: int) -> list[LoopbackPeer]:
     return peers
 
 
+@pytest.mark.live_long
 async def test_an_upload_cap_holds_over_any_ten_seconds_while_messages_go_first(swarm: LoopbackSwarm) -> None:
     ada, ben, cleo = await start(swarm, 3)
     blobs = [ada.blobs.put(Random(seed).randbytes(7_500_000)) for seed in (1, 2)]

@@ -11,7 +11,7 @@ from spes_p2p.protocol.params import LATE_ROUNDS
 from spes_p2p.testing.kills import contradictions
 from spes_p2p.testing.live import LiveSwarm, live_swarm, quick_config
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(540)]
+pytestmark = [pytest.mark.live_long, pytest.mark.timeout(540)]
 
 FOUNDERS = ["ada", "ben", "cleo", "dan"]
 VICTIM = "dan"
@@ -30,15 +30,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSwarm]:
         yield swarm
 
 
-@pytest.mark.parametrize(
-    "phase",
-    [
-        "publish",
-        pytest.param("train", marks=pytest.mark.live_long),
-        pytest.param("aggregate", marks=pytest.mark.live_long),
-        pytest.param("vote", marks=pytest.mark.live_long),
-    ],
-)
+@pytest.mark.parametrize("phase", ["publish", "train", "aggregate", "vote"])
 def test_round_ends_without_a_frozen_node_which_comes_back_and_publishes_nothing_old(
     swarm: LiveSwarm, phase: str
 ) -> None:

@@ -17,6 +17,7 @@ from spes_p2p.crypto import Identity
 from spes_p2p.ids import PeerId, RunId
 from spes_p2p.network.link import InviteLink
 from spes_p2p.network.transport import NetworkOptions
+from spes_p2p.node import visit
 from spes_p2p.node.chain_source import ChainSource
 from spes_p2p.node.outlook import crowd_with_one_more, pace_of
 from spes_p2p.node.sizes import piece_sizes
@@ -134,7 +135,8 @@ async def test_the_doctor_asks_the_entry_point_and_the_members(place: Place, tmp
     assert not here.folder.exists()
 
 
-async def test_a_dead_entry_point_is_a_line_and_not_an_error(tmp_path: Path) -> None:
+async def test_a_dead_entry_point_is_a_line_and_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visit, "REACH_TIMEOUT_S", 2.0)
     nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.from_seed(bytes(32)).text}"
     here = doctor.Place(folder=tmp_path / "new", listen=(), announce=(), is_running=False)
     found = await doctor.with_link(InviteLink(run=RunId(bytes(32)), bootstrap=(nobody,)), here)
