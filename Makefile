@@ -83,6 +83,7 @@ lint: $(READY_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks/*.py
 
 nightly: $(READY)
 	$(BIN)/spes-p2p simulate --faults all --seeds 5000 --resume $(NIGHTLY_FILE) --json $(NIGHTLY_FILE:.jsonl=.json)

@@ -204,8 +204,9 @@ def measure(row: Row, folder: Path) -> int:
         trainer_on(team.engine()).load_start(genesis_round(SPREAD_RUN))
 
     def engine() -> Engine:
-        formats = {"frozen_format": row.frozen_format, "moments": row.moments}
-        return Engine(row.run, **formats) if team is None else team.engine(row.run, **formats)
+        if team is None:
+            return Engine(row.run, frozen_format=row.frozen_format, moments=row.moments)
+        return team.engine(row.run, frozen_format=row.frozen_format, moments=row.moments)
 
     with Sampler() as sampler:
         stream = TokenStream([bytes(text)], ByteTokenizer(), digest("memory"))
@@ -338,7 +339,7 @@ def main() -> None:
     if unknown := [name for name in wanted if name not in named]:
         parser.error(f"there is no row {unknown[0]}")
     prepare_json_file(options.json)
-    made = []
+    made: list[dict[str, Any]] = []
     print(f"{'row':34} {'predicted MB':>12} {'measured MB':>12} {'ratio':>6}  largest phase")
     for name in wanted:
         need = named[name].need()

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 
@@ -120,6 +121,7 @@ class Looked:
         machine = RoundMachine(head, me, verify, Wishes(capacity=4, private_seed=b"x"), now_ms=0)
         machine.start(0)
         self._log = NodeLog()
+        driver: Any = StillDriver(machine)
         self._view = View(
             run_name="large",
             run_id="ab" * 32,
@@ -130,7 +132,7 @@ class Looked:
             addresses=("/ip4/127.0.0.1/tcp/1",),
             watch=TrainerWatch(self._log.tell),
             is_leaving=lambda: False,
-            driver=StillDriver(machine),
+            driver=driver,
         )
         for step in range(CURVE_POINTS):
             self.step(step)

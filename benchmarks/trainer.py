@@ -97,9 +97,10 @@ def ours(config: RunConfig, row: Row) -> Callable[[], None]:
     from spes_p2p.training.plan import StepPlan
     from spes_p2p.training.trainer import Trainer
 
+    tokens: Any = RandomTokens(config.model.vocab_size)
     trainer = Trainer(
         config,
-        RandomTokens(config.model.vocab_size),
+        tokens,
         frozen_format=row.frozen_format,
         moments=row.moments,
         plan=StepPlan(micro_sequences=config.training.batch_sequences, checkpoint=row.checkpoint),
@@ -121,7 +122,7 @@ def peer(config: RunConfig, row: Row) -> Callable[[], None]:
 
     training = config.training
     given = transformers_config(config.model, training.sequence_length)
-    model = AutoModelForCausalLM.from_config(
+    model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # untyped in transformers
         AutoConfig.for_model(**given), attn_implementation="sdpa", experts_implementation="grouped_mm"
     )
     model.config.use_cache = False

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from hivemind.p2p import P2P, P2PContext
-from hivemind.proto import runtime_pb2
+from hivemind.p2p import P2P, P2PContext  # type: ignore[import-untyped]  # untyped
+from hivemind.proto import runtime_pb2  # type: ignore[import-untyped]  # untyped
 
 from spes_p2p.testing.loopback import LoopbackSwarm, loopback_swarm
 
