@@ -35,6 +35,7 @@ def test_a_short_burst_is_nobody() -> None:
     busy_after(idleness, 0, 20, 0.1)
     assert not any(busy_after(idleness, 20, 23, 1.0))
     assert not any(busy_after(idleness, 23, 60, 0.1))
+    assert not any(busy_after(Idleness(), 0, 3, 4.0)), "nor where nothing was measured before"
 
 
 def test_a_load_at_the_border_does_not_switch_on_and_off() -> None:
