@@ -36,23 +36,36 @@ def default_data_dir() -> Path:
 
 
 def run_bootstrap(options: BootstrapOptions, *, as_json: bool = False) -> int:
-    """Run a bootstrap node until SIGINT, SIGTERM or SIGHUP; returns 0, the exit code.
+    """Run a bootstrap node until SIGINT, SIGTERM or SIGHUP; returns the exit code: 0, or 130 if its start was ended.
 
     First of all it prints its addresses, one a line, and a line to paste into an invite link, with the other bootstrap
     nodes that it was told of; or with `as_json` one line `{"addresses": [...], "peer": "...", "http": "..."}`. Raises
     SpesError.
     """
     options.check()
-    asyncio.run(_run(options, as_json))
+    if not asyncio.run(_run(options, as_json)):
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     return 0
 
 
-async def _run(options: BootstrapOptions, as_json: bool) -> None:
+async def _run(options: BootstrapOptions, as_json: bool) -> bool:
+    """Returns whether it came so far as to listen before it was told to end."""
     told_to_end = asyncio.Event()
+    starting = asyncio.create_task(BootstrapNode.start(options), name="start")
+
+    def tell_to_end() -> None:
+        if not told_to_end.is_set():  # a second signal does not disturb the tidying up
+            told_to_end.set()
+            starting.cancel()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, told_to_end.set)
-    node = await BootstrapNode.start(options)
+        loop.add_signal_handler(number, tell_to_end)
+    try:
+        node = await starting
+    except asyncio.CancelledError:
+        return False
     try:
         addresses = await node.addresses()
         if as_json:
@@ -69,6 +82,7 @@ async def _run(options: BootstrapOptions, as_json: bool) -> None:
                 raise failure.result()
             failure.cancel()
             await asyncio.gather(failure, return_exceptions=True)
+        return True
     finally:
         await node.close()
 
@@ -102,7 +116,7 @@ def command(
     log_size: flags.LogSize = None,
     log_keep: flags.LogKeep = flags.DEFAULT_LOG_KEEP,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log lines as JSON objects.")] = False,
-) -> None:
+) -> int:
     """Introduce peers to each other: a DHT server and relay. Prints its addresses, and runs until told to end.
 
     Example: spes-p2p-bootstrap --listen /ip4/0.0.0.0/tcp/31337 --announce /dns4/boot.example.org/tcp/31337
@@ -119,7 +133,7 @@ def command(
     )
     options.check()
     flags.set_up_log(flags.log_lines(log_file, log_size, log_keep), as_json=log_json)
-    run_bootstrap(options, as_json=as_json)
+    return run_bootstrap(options, as_json=as_json)
 
 
 def main() -> None:

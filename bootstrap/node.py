@@ -99,6 +99,7 @@ class BootstrapNode:
         from spes_p2p.node.verifying import Verification
 
         options = self._options
+        logger.info("starting the network daemon, and asking its relay what it allows")
         blobs = DiskBlobs(options.data_dir / BLOBS_FOLDER)
         self._transport = await P2PTransport.create(
             self._identity,

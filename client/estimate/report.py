@@ -9,7 +9,7 @@ from typing import Any, Literal
 from spes_p2p.client.estimate.gather import Facts
 from spes_p2p.client.output import bytes_text, count_text, duration_text
 from spes_p2p.node.budgets.keeping_up import LINE_SHARE
-from spes_p2p.node.budgets.limits import rate_text
+from spes_p2p.node.budgets.limits import rate_text, size_text
 from spes_p2p.node.outlook import RoundTime, deadline, num_vacant, pace_of, round_time
 from spes_p2p.node.traffic import round_traffic, state_bytes
 
@@ -150,7 +150,7 @@ def _limits(facts: Facts) -> Iterator[Figure]:
         }
         text = (
             f"{rate_text(limits.upload)}: an update with {count_text(judged.capacity, 'shard')}, "
-            f"{bytes_text(judged.publish_bytes)}, takes {duration_text(judged.publish_s * 1000)} of "
+            f"{size_text(judged.publish_bytes)}, takes {judged.publish_s:.0f} s; there are "
             f"{demand.transfer_s:.0f} s for transfers"
         )
         yield Figure(name="upload", text=text, how="reckoned", values=values)
@@ -164,13 +164,14 @@ def _limits(facts: Facts) -> Iterator[Figure]:
             "needed_bytes_per_s": judged.load_bytes / LINE_SHARE / within_s,
         }
         text = (
-            f"{rate_text(limits.download)}: what a round brings, {bytes_text(judged.load_bytes)}, takes "
-            f"{duration_text(judged.load_s * 1000)} of {within_s:.0f} s"
+            f"{rate_text(limits.download)}: what a round brings, {size_text(judged.load_bytes)}, takes "
+            f"{judged.load_s:.0f} s; there are {within_s:.0f} s"
         )
         yield Figure(name="download", text=text, how="reckoned", values=values)
     if (limits.upload, limits.download, limits.gpu_share) == (None, None, None):
         return
-    text = judged.refusal.replace("\n", "; ") or judged.note or "they cost nothing"
+    refusal = ". ".join(line.rstrip(".") for line in judged.refusal.splitlines())
+    text = refusal or judged.note or "they cost nothing"
     if not judged.refusal:
         shards, steps = count_text(judged.capacity, "shard"), f"{judged.inner_steps:,} of {demand.inner_steps:,}"
         text += f": {shards} to offer, {steps} inner steps"

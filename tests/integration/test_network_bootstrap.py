@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from spes_p2p.errors import EXIT_INTERRUPTED
 from spes_p2p.network.addresses import parse_peer_address, socket_address
 
 pytestmark = pytest.mark.live
@@ -108,7 +109,9 @@ def test_a_node_that_is_ended_while_it_asks_its_relay_leaves_nothing_behind(
     with bootstrap(tmp_path / "bootstrap") as process:
         found = daemons_of(process, most=2)
         process.send_signal(number)
-        process.wait(START_S)
+        code = process.wait(END_S)
+        assert first_line(process) == ""  # it was not up, and did not go on until it was
+        assert code == (-number if number == signal.SIGKILL else EXIT_INTERRUPTED)
         assert psutil.wait_procs(found, END_S)[1] == []
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from spes_p2p.bootstrap.options import has_ip6
 from spes_p2p.crypto import Identity, peer_text
-from spes_p2p.errors import MachineError
+from spes_p2p.errors import MachineError, TransportError
 from spes_p2p.ids import PeerId
 from spes_p2p.network import p2p, relaying
 from spes_p2p.network.p2p import RELAY_LIMITS, Daemon, DaemonOptions, RelayLimits, daemon_arguments
@@ -115,6 +115,27 @@ async def test_a_relay_that_gives_no_answer_is_kept_and_nothing_is_claimed_of_it
     try:
         assert limits is None
         assert "cannot be found out" in caplog.text
+    finally:
+        await daemon.stop()
+
+
+async def test_a_first_question_that_goes_astray_is_asked_again(
+    identity_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask, num_asked = relaying.reserve, 0
+
+    async def astray_once(daemon: Daemon, relay: PeerId) -> RelayLimits:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 1:
+            raise TransportError("the connection has ended")
+        return await ask(daemon, relay)
+
+    monkeypatch.setattr(relaying, "reserve", astray_once)
+    with caplog.at_level(logging.WARNING, relaying.__name__):
+        daemon, limits = await start_relay(options(identity_path))
+    try:
+        assert (limits, caplog.text) == (RELAY_LIMITS, "")
     finally:
         await daemon.stop()
 

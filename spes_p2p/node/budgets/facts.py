@@ -1,15 +1,29 @@
-"""What this machine does, apart from this node: measured by psutil."""
+"""What this machine does, apart from this program: measured by psutil."""
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import PurePath
 
 import psutil
 
+PACKAGE = "spes_p2p"
+COMMANDS = ("spes-p2p", "spes-p2p-bootstrap")
+_NAMES = ("python", "spes")
+"""What the system calls our processes begins so; of no others is the command line read, which takes a while."""
+
 
 class OtherLoad:
-    """Cores that other programs take: all processor time of the machine without that of this process, its children and
-    theirs. Processes are told apart by their start, since numbers are used again."""
+    """Cores that other programs take: all processor time of the machine without that of our own processes. Processes
+    are told apart by their start, since numbers are used again.
+
+    Our own are this process, whatever else runs this program on the machine, and the children of all of these: two
+    nodes that took each other for somebody at work would hold each other for good. What runs in another container or
+    belongs to somebody else cannot be seen everywhere, and counts as other programs then.
+    """
 
     def __init__(self) -> None:
         self._at_s = time.monotonic()
@@ -36,14 +50,42 @@ def _busy_s() -> float:
 
 
 def _own_s() -> dict[tuple[int, float], float]:
-    found: dict[tuple[int, float], float] = {}
-    me = psutil.Process()
-    for process in (me, *me.children(recursive=True)):
+    """(number, start) of each of our own processes -> processor seconds it has taken."""
+    processes: dict[int, psutil.Process] = {}
+    parents: dict[int, int] = {}
+    roots = {os.getpid()}
+    for process in psutil.process_iter():
         try:
-            taken = process.cpu_times()
-            found[process.pid, process.create_time()] = taken.user + taken.system
+            with process.oneshot():
+                parents[process.pid] = process.ppid()
+                processes[process.pid] = process
+                if process.name().lower().startswith(_NAMES) and is_ours(process.cmdline()):
+                    roots.add(process.pid)
         except psutil.Error:  # it has just ended, or is not ours to look at
             continue
+    found: dict[tuple[int, float], float] = {}
+    for pid in with_descendants(roots, parents) & processes.keys():
+        try:
+            taken = processes[pid].cpu_times()
+            found[pid, processes[pid].create_time()] = taken.user + taken.system
+        except psutil.Error:
+            continue
+    return found
+
+
+def is_ours(words: Sequence[str]) -> bool:
+    """Whether this is the command line of a process that runs this program."""
+    if any(PurePath(word).name in COMMANDS for word in words[:2]):  # the script, or an interpreter and the script
+        return True
+    return any(flag == "-m" and module.partition(".")[0] == PACKAGE for flag, module in pairwise(words))
+
+
+def with_descendants(roots: set[int], parents: Mapping[int, int]) -> set[int]:
+    """The processes of `roots`, their children, and theirs. `parents`: number of a process -> of its parent."""
+    found, others = set(roots), set(parents) - roots
+    while children := {pid for pid in others if parents[pid] in found}:
+        found |= children
+        others -= children
     return found
 
 

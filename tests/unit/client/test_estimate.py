@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -106,7 +107,14 @@ def test_a_line_that_is_too_slow_has_no_chance_and_ends_with_5(
     found = json.loads(answer.out)["figures"]
     assert answer.code == 5
     assert not found["limits"]["values"]["enough"] and "too slow" in found["limits"]["text"]
+    assert ". Allow at least --upload" in found["limits"]["text"]
     assert found["deadline"]["values"]["chance"] == 0.0
+
+
+def test_both_lines_on_an_upload_name_the_same_numbers(spes_p2p: Run, seen: Look) -> None:
+    found = figures(spes_p2p("estimate", LINK, "--gpu", "none", "--no-measure", "--upload", "150kB/s", "--json"))
+    size, takes = re.search(r"shard, (.*), takes (\d+ s);", found["upload"]["text"]).groups()
+    assert f"an update of {size} takes {takes}, more than" in found["limits"]["text"]
 
 
 def test_a_share_of_the_time_makes_steps_longer_and_the_chance_smaller(

@@ -69,6 +69,12 @@ def test_who_has_its_share_wants_nothing_of_the_others() -> None:
     assert not places.must_yield(ALICE) and not places.must_yield(BOB)
 
 
+def test_an_odd_place_stays_where_it_is() -> None:
+    places = FairPlaces(3, 4, Clock())
+    assert [places.take(peer) for peer in (ALICE, ALICE, BOB, BOB)] == [True, True, True, False]
+    assert not places.must_yield(ALICE), "else it would go to and fro"
+
+
 def test_who_has_less_than_its_share_may_want_more() -> None:
     places = FairPlaces(4, 4, Clock())
     assert [places.take(peer) for peer in (ALICE, ALICE, ALICE, BOB, BOB)] == [True, True, True, True, False]

@@ -35,6 +35,7 @@ def test_a_short_burst_is_nobody() -> None:
     busy_after(idleness, 0, 20, 0.1)
     assert not any(busy_after(idleness, 20, 23, 1.0))
     assert not any(busy_after(idleness, 23, 60, 0.1))
+    assert not any(busy_after(Idleness(), 0, 3, 4.0)), "nor where nothing was measured before"
 
 
 def test_a_load_at_the_border_does_not_switch_on_and_off() -> None:
@@ -70,6 +71,38 @@ def test_the_machine_and_a_child_are_really_measured() -> None:
         assert {pid for pid, _ in facts._own_s()} >= {os.getpid(), child.pid}
         child.communicate(b"\n")
     assert facts._busy_s() >= before_s > 0.0
+
+
+def test_another_node_on_this_machine_is_nobody_at_work() -> None:
+    looks = "from spes_p2p.node.budgets import facts; print(*(pid for pid, _ in facts._own_s()))"
+    node = [sys.executable, "-m", "spes_p2p.client.node_process"]  # waits for its order
+    with subprocess.Popen(node, stdin=-1) as other, subprocess.Popen(["cat"], stdin=-1) as somebody:
+        seen = set(map(int, subprocess.check_output([sys.executable, "-c", looks], text=True).split()))
+        for process in (other, somebody):
+            process.communicate(b"")
+    assert other.pid in seen
+    assert seen.isdisjoint({somebody.pid, os.getpid()})
+
+
+@pytest.mark.parametrize(
+    ("line", "ours"),
+    [
+        ("/venv/bin/python /venv/bin/spes-p2p join LINK", True),
+        ("/usr/local/bin/spes-p2p-bootstrap --listen /ip4/0.0.0.0/tcp/31337", True),
+        ("python3.11 -X utf8 -m spes_p2p.node.trainer_main --parent 7", True),
+        ("python -m spes_p2p_other", False),
+        ("python build.py --keep spes-p2p", False),
+        ("vim spes_p2p/config.py", False),
+        ("", False),
+    ],
+)
+def test_our_processes_are_known_by_what_they_run(line: str, ours: bool) -> None:
+    assert facts.is_ours(line.split()) is ours
+
+
+def test_children_of_our_processes_are_ours_at_any_depth() -> None:
+    parents = {1: 0, 20: 1, 5: 20, 30: 5, 31: 30, 40: 1, 41: 40}
+    assert facts.with_descendants({5, 40}, parents) == {5, 30, 31, 40, 41}
 
 
 def test_battery_is_asked_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,6 +177,14 @@ async def test_power_that_cannot_be_set_changes_no_other_limit(bench: Bench) -> 
     assert budgets.limits == Limits(upload=1_000_000) == read_limits(bench.folder)
 
 
+async def test_another_limit_changes_though_the_driver_takes_no_power_any_more(bench: Bench) -> None:
+    bench.power = GpuPower(("cuda:0",), driver := FakeNvml())
+    budgets = await bench.start(Limits(gpu_power=200))
+    driver.refuses.add((0, 200))
+    await budgets.change({"upload": "1MB/s"})
+    assert budgets.limits == Limits(gpu_power=200, upload=1_000_000)
+
+
 async def test_reasons_come_and_go_beside_those_of_others(bench: Bench) -> None:
     bench.holds.set(PAUSE, True)
     budgets = await bench.start(Limits(hours="22:00-07:00", pause_on_battery=True))
