@@ -86,6 +86,10 @@ class FakeFeed:
         """See `Feed`."""
         return self._code
 
+    def is_running(self) -> bool:
+        """See `Feed`."""
+        return self._code is None
+
 
 def screen_text(app: App[Any]) -> str:
     """What a person reads on the terminal, line by line."""
