@@ -17,6 +17,7 @@ from spes_p2p import systemd
 from spes_p2p.bootstrap import flags
 from spes_p2p.bootstrap.node import BootstrapNode
 from spes_p2p.bootstrap.options import BootstrapOptions
+from spes_p2p.ending import end_process
 from spes_p2p.errors import EXIT_INTERRUPTED, SpesError
 from spes_p2p.storage.places import home
 
@@ -138,7 +139,7 @@ def command(
 
 def main() -> None:
     """Entry point: one or two lines and an exit code for what goes wrong."""
-    sys.exit(run(sys.argv[1:]))
+    end_process(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -32,6 +32,7 @@ from spes_p2p.client.commands import (
     status,
 )
 from spes_p2p.client.output import complain, say
+from spes_p2p.ending import end_process
 from spes_p2p.errors import EXIT_INTERRUPTED, SpesError
 
 EXIT_BUG = 1
@@ -144,4 +145,4 @@ def _failed(error: Exception, exit_code: int, debug: bool) -> int:
 
 def main() -> NoReturn:
     """Entry point of the `spes-p2p` script."""
-    sys.exit(run(sys.argv[1:]))
+    end_process(run(sys.argv[1:]))

@@ -85,6 +85,6 @@ async def _run(config: NodeConfig, link: InviteLink, log: structlog.typing.Filte
             return EXIT_INTERRUPTED
         if interrupts.handle is not None:
             progress.tell_events(interrupts.handle)
-    if exit_code == 0 and "stop" not in interrupts.asked:
+    if exit_code == 0:
         log.info("left the run")
-    return EXIT_INTERRUPTED if "stop" in interrupts.asked else exit_code
+    return exit_code

@@ -14,7 +14,7 @@ from spes_p2p.client.output import complain, say
 from spes_p2p.config import NodeConfig
 from spes_p2p.errors import EXIT_INTERRUPTED, LocalStateError, UnreachableError
 from spes_p2p.network.link import InviteLink, format_link
-from spes_p2p.node.control_client import find_control, request_stop
+from spes_p2p.node.control_client import request_stop, running_pid
 from spes_p2p.node.files import LOG_FILE
 from spes_p2p.storage.logfile import LogFile
 
@@ -62,7 +62,7 @@ def run_in_background(config: NodeConfig, invite: InviteLink) -> int:
     pause = threading.Event()
     try:
         complain("starting the node: looking for somebody who knows the run")
-        while process.exit_code() is None and _running_pid(config.data_dir) != process.pid:
+        while process.exit_code() is None and running_pid(config.data_dir) != process.pid:
             pause.wait(_LOOK_EVERY_S)
         if process.detach():
             _tell_of(process, config.data_dir, log_file)
@@ -98,17 +98,9 @@ def _told_end(process: NodeProcess, exit_code: int, log_file: Path) -> int:
     return exit_code if exit_code >= 0 else EXIT_KILLED
 
 
-def _running_pid(data_dir: Path) -> int | None:
-    """Whose `control.json` lies in the folder: until the node has begun, an earlier start's, or nobody's."""
-    try:
-        return find_control(data_dir).pid
-    except (UnreachableError, LocalStateError):
-        return None
-
-
 def _take_back_leave(data_dir: Path, pid: int) -> None:
     """The user wants an end at once: a leave that was asked for before does not wait for the next start."""
-    if _running_pid(data_dir) == pid:
+    if running_pid(data_dir) == pid:
         with suppress(UnreachableError, LocalStateError):
             request_stop(data_dir)
 

@@ -21,6 +21,7 @@ from spes_p2p.client.logs import set_up
 from spes_p2p.client.output import complain
 from spes_p2p.client.tie import LET_GO, tie_to_parent
 from spes_p2p.config import NodeConfig
+from spes_p2p.ending import end_process
 from spes_p2p.errors import SpesError
 from spes_p2p.network.link import parse_link
 
@@ -145,4 +146,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import os
 import secrets
 import shlex
 import socket
@@ -24,6 +25,7 @@ from aiohttp.typedefs import Handler, Middleware
 from textual_serve.server import Server
 
 from spes_p2p.client.output import say
+from spes_p2p.client.tie import end_with_parent
 from spes_p2p.errors import MachineError, UsageError
 from spes_p2p.node.control_client import find_control
 
@@ -104,7 +106,8 @@ def serve_web(data_dir: Path, host: str = DEFAULT_HOST, port: int = 0) -> None:
     listener = listen_on_loopback(host, port)
     with listener:
         find_control(data_dir)
-        command = shlex.join([sys.executable, "-m", "spes_p2p.client.web", str(data_dir.absolute())])
+        tab = shlex.join([sys.executable, "-m", "spes_p2p.client.web", str(os.getpid()), str(data_dir.absolute())])
+        command = f"exec {tab}"  # textual-serve has a shell run it; the tab shall be a child of this process
         LocalServer(command, listener, title="spes-p2p").run()
 
 
@@ -136,11 +139,13 @@ def listen_on_loopback(host: str, port: int) -> socket.socket:
 
 
 def main() -> None:
-    """One tab: the UI, attached to the node of the folder that is named."""
+    """One tab: the UI, attached to the node of the folder that is named; it ends with the server that started it."""
     from spes_p2p.client.ui.app import SwarmApp
     from spes_p2p.client.ui.feed import ControlFeed
 
-    SwarmApp([ControlFeed(Path(sys.argv[1]))], role="attached").run()
+    server, folder = sys.argv[1:]
+    end_with_parent(int(server))
+    SwarmApp([ControlFeed(Path(folder))], role="attached").run()
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from spes_p2p.client.commands.options import DataDir, Run
 from spes_p2p.client.launch import is_terminal
 from spes_p2p.client.output import say
 from spes_p2p.client.settings import choose, from_flags
-from spes_p2p.errors import UnreachableError, UsageError
-from spes_p2p.node.control_client import find_control
+from spes_p2p.errors import UsageError
+from spes_p2p.node.control_client import find_control, running_pid
 
 
 def attach(
@@ -40,7 +40,7 @@ def attach(
     if not is_terminal():
         raise UsageError("attach needs a terminal; `spes-p2p status` prints what the node is doing")
     _show(folder)
-    say(f"the node goes on (process {pid})" if _runs(folder, pid) else "the node has ended")
+    say(f"the node goes on (process {pid})" if running_pid(folder) == pid else "the node has ended")
 
 
 def _show(folder: Path) -> None:
@@ -48,10 +48,3 @@ def _show(folder: Path) -> None:
     from spes_p2p.client.ui.feed import ControlFeed
 
     SwarmApp([ControlFeed(folder)], role="attached").run()
-
-
-def _runs(folder: Path, pid: int) -> bool:
-    try:
-        return find_control(folder).pid == pid
-    except UnreachableError:
-        return False

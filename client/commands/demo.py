@@ -36,7 +36,8 @@ def demo(
 ) -> None:
     """Run a whole swarm on this machine: a bootstrap node and peers that train together on real text.
 
-    Needs nothing but Python and a few minutes. In a terminal, the terminal UI shows one peer; 1 to 9 switch.
+    Needs nothing but Python and a few minutes. In a terminal, the terminal UI shows one peer; `n` and `b`
+    switch to the others.
 
     Example: spes-p2p demo --peers 4 --rounds 8 --dir ./demo
     """

@@ -14,7 +14,9 @@ from spes_p2p.client.output import say
 from spes_p2p.client.settings import choose, from_flags
 from spes_p2p.client.standing import leave_text
 from spes_p2p.errors import UnreachableError, UsageError
-from spes_p2p.node.control_client import read_snapshot, request_leave, request_stop
+from spes_p2p.node.control_client import read_snapshot, request_leave, request_stop, running_pid
+from spes_p2p.node.files import LEAVE_FILE
+from spes_p2p.node.snapshot import NodeSnapshot
 
 _LOOK_EVERY_S = 0.5
 
@@ -47,16 +49,26 @@ def leave(
 
 
 def _show(folder: Path) -> None:
-    """Say what remains, each time that it changes, until no node runs there any more."""
+    """Say what remains, each time that it changes, until no node runs there any more.
+
+    Raises UnreachableError if the node ended before it had left.
+    """
     told = ""
     while True:
         try:
-            snapshot = read_snapshot(folder)
-        except UnreachableError:
-            say("left the run")
-            return
-        text = leave_text(snapshot.leave) if snapshot.leave is not None else ""
+            text = _remains(read_snapshot(folder))
+        except UnreachableError as error:
+            text = str(error)
+            if running_pid(folder) is None:
+                break
         if text and text != told:
             told = text
             say(text)
         time.sleep(_LOOK_EVERY_S)
+    if (folder / LEAVE_FILE).exists():
+        raise UnreachableError("the node ended before it had left; its next start completes the leave")
+    say("left the run")
+
+
+def _remains(snapshot: NodeSnapshot) -> str:
+    return leave_text(snapshot.leave) if snapshot.leave is not None else ""

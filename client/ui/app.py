@@ -202,8 +202,8 @@ class SwarmApp(App[str]):
         """Whether there will be no more to see."""
         if self._role == "own":
             return feed.exit_code() is not None
-        is_gone = self._newest is not None and self._newest.leaving and bool(self.problem)
-        return self._role == "attached" and is_gone
+        is_leaving = self._newest is not None and self._newest.leaving
+        return self._role == "attached" and is_leaving and not feed.is_running()
 
     def _take(self, snapshot: NodeSnapshot) -> None:
         """Show it, at once if the last one is old enough."""

@@ -45,6 +45,10 @@ class Feed(Protocol):
         """How the node ended; None while it runs, or if nobody can know."""
         ...
 
+    def is_running(self) -> bool:
+        """Whether there is a node, be it silent."""
+        ...
+
 
 class ControlFeed:
     """A node in another process, through its local API: if it hangs, the UI does not."""
@@ -69,17 +73,10 @@ class ControlFeed:
 
     async def updates(self, after: int) -> AsyncIterator[NodeSnapshot | LogEvent]:
         """See `Feed`."""
-        if self._pid is not None and self._running_pid() != self._pid:
+        if self._pid is not None and control_client.running_pid(self._data_dir) != self._pid:
             raise UnreachableError("the node is starting: it looks for somebody who knows the run")
         async for update in control_client.stream(self._data_dir, after):
             yield update
-
-    def _running_pid(self) -> int | None:
-        """Whose `control.json` lies in the folder: until the node has begun, an earlier start's, or nobody's."""
-        try:
-            return control_client.find_control(self._data_dir).pid
-        except UnreachableError:
-            return None
 
     async def leave(self) -> None:
         """See `Feed`."""
@@ -100,3 +97,7 @@ class ControlFeed:
     def exit_code(self) -> int | None:
         """See `Feed`."""
         return self._exit_code()
+
+    def is_running(self) -> bool:
+        """See `Feed`."""
+        return control_client.running_pid(self._data_dir) is not None

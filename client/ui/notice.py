@@ -6,7 +6,7 @@ from textual.content import Content
 
 from spes_p2p.client.output import duration_text
 from spes_p2p.client.standing import leave_text
-from spes_p2p.client.ui.panel import Panel
+from spes_p2p.client.ui.panel import Panel, fit_height
 from spes_p2p.node.snapshot import PAUSE, NodeSnapshot, PauseView
 
 YOURS = "you paused it"
@@ -18,6 +18,7 @@ class Notice(Panel):
     def watch_snapshot(self, snapshot: NodeSnapshot | None) -> None:
         """Takes no room without something to say."""
         self.display = snapshot is not None and bool(notice_texts(snapshot))
+        fit_height(self, self.render())
 
     def draw(self, snapshot: NodeSnapshot, width: int, height: int) -> list[Content]:
         """One text, which is wrapped; the style bounds its lines."""

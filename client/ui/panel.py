@@ -14,6 +14,16 @@ from spes_p2p.node.snapshot import LimitsView, NodeSnapshot
 SEPARATOR = " · "
 LIMIT_NAME = 16
 LIMIT_BAR = 8
+MOST_LINES = 3
+"""Of the texts between the panels and the keys (app.tcss)."""
+
+
+def fit_height(widget: Static, text: Content) -> None:
+    """Lay the screen out anew if the widget, which is as high as its text, now needs more lines or fewer. Textual draws
+    a changed text in the room of the one before, and to make room at every snapshot costs a quarter of drawing it."""
+    width, height = widget.size
+    if width and min(text.get_height({}, width), MOST_LINES) != height:
+        widget.refresh(layout=True)
 
 
 class Panel(Static):

@@ -10,14 +10,12 @@ from textual.widgets import Static
 
 from spes_p2p.client.output import bytes_text, duration_text
 from spes_p2p.client.standing import certified_text, is_tentative, trouble_texts
-from spes_p2p.client.ui.panel import fit
+from spes_p2p.client.ui.panel import MOST_LINES, fit, fit_height
 from spes_p2p.node.snapshot import NodeSnapshot
 
 QUIET_S = 3
 """A node that has said nothing for so long is worth a word."""
 
-TROUBLE_LINES = 3
-"""What keeps the run from final certificates is not cut off: it may take so many lines (app.tcss)."""
 WORD_WIDTH = 8
 """Cells that may stay empty where a line is broken between words."""
 
@@ -31,13 +29,25 @@ class StatusLine(Static):
     silent_s: reactive[int] = reactive(0)
     heard_at_s: reactive[float] = reactive(0.0)
 
+    def watch_snapshot(self) -> None:
+        """Trouble takes lines."""
+        fit_height(self, self.render())
+
+    def watch_problem(self) -> None:
+        """So does what is wrong with the connection."""
+        fit_height(self, self.render())
+
+    def watch_silent_s(self) -> None:
+        """And for how long the node has said nothing."""
+        fit_height(self, self.render())
+
     def render(self) -> Content:
-        """One line; more only for trouble."""
+        """One line; more only for trouble, which is not cut off."""
         text = status_text(self.snapshot, self.problem, self.silent_s, self.heard_at_s)
         name = f"{self.feed_name}: " if self.feed_name else ""
         troubled = self.snapshot is not None and bool(trouble_texts(self.snapshot))
         silent = self.silent_s >= QUIET_S or bool(self.problem)
-        room = TROUBLE_LINES * (self.size.width - WORD_WIDTH) if troubled or silent else self.size.width
+        room = MOST_LINES * (self.size.width - WORD_WIDTH) if troubled or silent else self.size.width
         return Content.styled(fit(name + text, room), "bold $text-warning" if silent or troubled else "")
 
 

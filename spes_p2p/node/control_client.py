@@ -49,6 +49,14 @@ def find_control(data_dir: Path) -> ControlAddress:
     return address
 
 
+def running_pid(data_dir: Path) -> int | None:
+    """Process of the node that runs in `data_dir`; None: none does, or `control.json` does not say."""
+    try:
+        return find_control(data_dir).pid
+    except (UnreachableError, LocalStateError):
+        return None
+
+
 def read_snapshot(data_dir: Path) -> NodeSnapshot:
     """What the node in `data_dir` says of itself. Raises UnreachableError or LocalStateError."""
     return msgspec.json.decode(_request(data_dir, "GET", "/snapshot"), type=NodeSnapshot)

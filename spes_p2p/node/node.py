@@ -19,7 +19,7 @@ from typing import Any
 from spes_p2p.config import NodeConfig, RunConfig
 from spes_p2p.crypto import KEY_BYTES, Identity
 from spes_p2p.digests import digest
-from spes_p2p.errors import LocalStateError, MachineError
+from spes_p2p.errors import EXIT_INTERRUPTED, LocalStateError, MachineError
 from spes_p2p.ids import PeerId
 from spes_p2p.network.link import InviteLink
 from spes_p2p.network.transport import NetworkOptions, P2PTransport
@@ -153,7 +153,7 @@ class Node:
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def run(self, on_ready: Callable[[NodeHandle], Awaitable[None]] | None) -> int:
-        """Run until a leave is complete or a stop is asked for; returns the exit code. Raises SpesError."""
+        """Run until a leave is complete or a stop is asked for; returns 0 or 130. Raises SpesError."""
         config = self._config
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(FolderLock(config.data_dir))
@@ -214,7 +214,7 @@ class Node:
                 working.result()
             elif failing.done() and not is_told:
                 raise failing.result()
-            return 0
+            return EXIT_INTERRUPTED if self._stopping.is_set() else 0
         finally:
             reported = working.done()
             for task in tasks:

@@ -82,11 +82,20 @@ class OwnUpdates:
                 self._notify(
                     "warning", f"round {after.round}: experts of this node's update were refused: {_in_words(reason)}"
                 )
-        self._judge(after)
+        self._judge(after, leaver=self._accepted_of_a_leaver(before, after, body))
 
-    def _judge(self, head: Head) -> None:
+    def _accepted_of_a_leaver(self, before: Head, after: Head, body: Body) -> int:
+        """Round of the update that the certificate took which let this peer go; 0: it took none, or the peer stays."""
+        if after.state.row(self._peer) is not None:
+            return 0
+        reasons = own_updates(before, body, self._peer)
+        taken = {body.entries[place].tokens for place, why in reasons.items() if why is not RefusalReason.SUPERSEDED}
+        # of a late update the body does not say which round it is of
+        return max((number for number, tokens in self._pending.items() if tokens in taken), default=0)
+
+    def _judge(self, head: Head, *, leaver: int = 0) -> None:
         row = head.state.row(self._peer)
-        base = row.base_round if row is not None else 0
+        base = row.base_round if row is not None else leaver
         for number, tokens in sorted(self._pending.items()):
             verdict = ""
             if number == base:

@@ -121,7 +121,7 @@ def pause_view(
 
 
 def _lease_text(shards: tuple[int, ...], num_rounds: int, first: int, left_ms: int | None) -> str:
-    about = "" if left_ms is None else f", in about {_minutes(left_ms)}"
+    about = "" if left_ms is None else f", {_in_minutes(left_ms)}"
     if num_rounds <= 1:
         return f"{_shards(shards)} kept until this round ends{about}: train again before, or others get what was yours"
     return f"{_shards(shards)} kept for {num_rounds} rounds, until round {first} ends{about}; then others may get them"
@@ -131,9 +131,9 @@ def _shards(shards: tuple[int, ...]) -> str:
     return f"shard{'s' if len(shards) > 1 else ''} {', '.join(map(str, shards))}"
 
 
-def _minutes(left_ms: int) -> str:
+def _in_minutes(left_ms: int) -> str:
     minutes = round(left_ms / 60_000)
-    return "less than a minute" if minutes < 1 else f"{minutes} minute{'' if minutes == 1 else 's'}"
+    return "in less than a minute" if minutes < 1 else f"in about {minutes} minute{'' if minutes == 1 else 's'}"
 
 
 def _lost_text(head: Head, lost: list[int], *, leaving: bool) -> str:

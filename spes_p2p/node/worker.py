@@ -53,7 +53,8 @@ from spes_p2p.storage.atomic import make_folder
 
 MAX_ATTEMPTS = 3
 """How often one request is tried before it fails."""
-CLOSE_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 2.0
+"""For a request under way when the process shall end: of a node nothing is left after three seconds."""
 MAX_LOG_BYTES = 1 << 20
 LOG_NAME = "trainer.log"
 TRAINER_COMMAND = (sys.executable, "-m", "spes_p2p.node.trainer_main")
@@ -122,6 +123,8 @@ class Worker:
         """Number of the Train under way; it stays the same over restarts."""
         self._stop_wanted = False
         self._closed = False
+        self._has_begun = False
+        """The present process has answered Hello; before, it loads PyTorch and has nothing to finish."""
         self._last_death: str | None = None
         """Why the latest process ended, until another is started."""
         self._log_start = 0
@@ -185,13 +188,13 @@ class Worker:
 
     async def close(self) -> None:
         """End the process, by force if it does not answer, and wait until it is gone. A training under way ends early;
-        other requests are finished if that takes a few seconds, and fail otherwise."""
+        other requests are finished if that takes no more than `CLOSE_TIMEOUT_S`, and fail otherwise."""
         self._closed = True
-        if self._process is not None:
+        if self._process is not None and self._has_begun:
             self._send(self._take_number(), Shutdown())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), CLOSE_TIMEOUT_S)
-            await self._end_process()
+        await self._end_process()
 
     # ---------------------------------------------------------------------------------------------------- supervision
 
@@ -229,9 +232,11 @@ class Worker:
         if self._reader is not None and not self._reader.done():
             return
         await self._end_process()
+        self._has_begun = False
         await self._spawn()
         try:
             self.ready = _expect(await self._exchange(self._take_number(), self._hello), Ready)
+            self._has_begun = True
             if replay and self._last_start is not None:
                 _expect(await self._exchange(self._take_number(), self._last_start), Started)
         except SpesError:

@@ -30,6 +30,8 @@ class FakeFeed:
         self.reachable.set()
         self.answers = True
         """False: the node does not answer what is asked of it."""
+        self.why_gone = "the node has gone"
+        """What the UI hears when the stream breaks."""
         self.refusal: SpesError | None = None
         """How the node answers a change of its limits, if not by making it."""
         self.may_answer = asyncio.Event()
@@ -54,7 +56,7 @@ class FakeFeed:
                 yield update
         while (told := await self._queue.get()) is not None:
             yield told
-        raise UnreachableError("the node has gone")
+        raise UnreachableError(self.why_gone)
 
     async def leave(self) -> None:
         """See `Feed`."""
@@ -83,6 +85,10 @@ class FakeFeed:
     def exit_code(self) -> int | None:
         """See `Feed`."""
         return self._code
+
+    def is_running(self) -> bool:
+        """See `Feed`."""
+        return self._code is None
 
 
 def screen_text(app: App[Any]) -> str:

@@ -104,6 +104,6 @@ import fcntl, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 for number in (signal.SIGHUP, signal.SIGINT):
     signal.signal(number, signal.SIG_DFL if number == signal.SIGHUP else signal.default_int_handler)
-from spes_p2p.client.cli import run
-sys.exit(run(sys.argv[1:]))
+from spes_p2p.client.cli import main
+main()
 """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+import socket
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -10,9 +12,8 @@ import pytest
 
 from spes_p2p.client.demo.processes import child_environment
 from spes_p2p.client.demo.texts import deal_texts
-from spes_p2p.errors import LocalStateError, UnreachableError
-from spes_p2p.node.control_client import find_control
-from spes_p2p.node.files import LEAVE_FILE
+from spes_p2p.node.control_client import running_pid
+from spes_p2p.node.files import LEAVE_FILE, LOG_FILE
 from spes_p2p.testing.live import LISTEN, LiveSwarm, live_swarm, quick_config
 from spes_p2p.testing.terminal import Terminal
 
@@ -21,6 +22,8 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(540)]
 START_S = 120.0
 END_S = 60.0
 LEAVE_ALTERNATE_SCREEN = b"\x1b[?1049l"
+LEFT_S = 3.0
+"""Nothing of a node outlives its end by more than this, on a machine that has a processor for it."""
 GONE_S = 60.0
 """On a busy machine an interpreter that has torch takes long to end."""
 
@@ -59,10 +62,7 @@ class Home:
             opened.end()
 
     def running_pid(self) -> int | None:
-        try:
-            return find_control(self.folder).pid
-        except (UnreachableError, LocalStateError):
-            return None
+        return running_pid(self.folder)
 
     def wait_node(self) -> list[psutil.Process]:
         """The processes of the node, once its local API answers."""
@@ -155,6 +155,7 @@ def test_node_that_was_detached_outlives_its_terminal(home: Home) -> None:
     processes = home.family()
     assert home.output("leave", "--now").startswith("ending now")
     wait_gone(processes)
+    assert "left the run" not in (home.folder / LOG_FILE).read_text()
 
 
 @pytest.mark.live_long
@@ -200,6 +201,39 @@ def test_signals_of_a_node_behind_the_ui(home: Home, keys: str, code: int) -> No
         assert LEAVE_ALTERNATE_SCREEN in opened.raw
         assert "Traceback" not in opened.text
         wait_gone(processes)
+
+
+@pytest.mark.live_long
+def test_nothing_is_left_within_three_seconds_and_the_port_serves_the_next_start(home: Home) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        port = somebody.getsockname()[1]
+        join = [*home.join, "--headless"]
+        join[join.index(LISTEN)] = f"/ip4/127.0.0.1/tcp/{port}"
+        answer = home.swarm.command(*join)
+        assert (answer.returncode, f"port {port} is in use by another program" in answer.stderr) == (5, True)
+    for end in ("SIGTERM", "SIGINT twice", "SIGKILL"):
+        with home.terminal(*join) as opened:
+            home.wait_node()
+            home.swarm.wait(lambda: len(home.family()) == 3, START_S, "node, daemon, trainer")
+            processes = home.family()
+            ports = listening(processes)
+            assert port in ports
+            if end == "SIGINT twice":
+                opened.process.send_signal(signal.SIGINT)
+                opened.wait_text("leaving properly", END_S)
+            opened.process.send_signal(signal.Signals[end.split()[0]])
+            _, alive = psutil.wait_procs(processes, timeout=LEFT_S)
+            assert alive == [], end
+            assert listening(psutil.process_iter()).isdisjoint(ports), end
+
+
+def listening(processes: Iterable[psutil.Process]) -> set[int]:
+    """TCP ports at which these processes wait to be called."""
+    found = set()
+    for process in processes:
+        with suppress(psutil.Error):
+            found |= {line.laddr.port for line in process.net_connections("tcp") if line.status == psutil.CONN_LISTEN}
+    return found
 
 
 @pytest.mark.live_long

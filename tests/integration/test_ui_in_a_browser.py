@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -103,6 +104,22 @@ async def test_only_who_has_the_printed_address_gets_in(tmp_path: Path) -> None:
             assert (await socket_.receive(WAIT_S)).data
         process.terminate()
         assert await asyncio.wait_for(process.wait(), WAIT_S) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+async def test_tabs_end_with_the_server_however_that_ends(tmp_path: Path, number: signal.Signals) -> None:
+    """SIGHUP: its terminal was closed."""
+    async with served(tmp_path) as (address, _, process), ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
+        await session.get(address)
+        root = address.partition("/?")[0]
+        async with session.ws_connect(f"{root}/ws", origin=root) as socket_:
+            assert (await socket_.receive(WAIT_S)).data
+            tabs = psutil.Process(process.pid).children(recursive=True)
+            assert tabs != []
+            process.send_signal(number)
+            _, alive = await asyncio.to_thread(psutil.wait_procs, tabs, WAIT_S)
+            assert alive == []
+            await process.wait()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])

@@ -216,9 +216,23 @@ async def test_attached_ui_ends_when_the_node_has_left(feed: FakeFeed) -> None:
         feed.show(msgspec.structs.replace(imagined_snapshot(), leaving=True))
         await settle(pilot, lambda: app.snapshot is not None and app.snapshot.leaving)
         feed.reachable.clear()
-        feed.end(None)
+        feed.end(0)
         await settle(pilot, lambda: app.return_value is not None)
     assert app.return_value == ""
+
+
+async def test_attached_ui_stays_with_a_node_that_falls_silent_while_it_leaves(feed: FakeFeed) -> None:
+    app = SwarmApp([feed], role="attached")
+    leaving = msgspec.structs.replace(imagined_snapshot(), leaving=True)
+    async with app.run_test(size=SMALL) as pilot:
+        await shown(pilot, app)
+        feed.show(leaving)
+        await reads(pilot, "leaving: ")
+        feed.end(None, leaving)
+        await reads(pilot, "no answer since")
+        feed.show(msgspec.structs.replace(imagined_snapshot(number=8), leaving=True))
+        await reads(pilot, "Round 8")
+        assert app.return_value is None
 
 
 async def test_attached_ui_waits_for_a_node_that_is_started_again_and_shows_its_log_from_the_beginning() -> None:

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from spes_p2p.client.ui.app import SwarmApp
 from spes_p2p.client.ui.dialogs import HelpScreen, QuitScreen
 from spes_p2p.client.ui.learning_panel import whole_ticks
-from spes_p2p.node.snapshot import LogEvent, NodeSnapshot, RecoveryView, UpdateView
+from spes_p2p.node.snapshot import LeaveStep, LeaveView, LogEvent, NodeSnapshot, RecoveryView, UpdateView
 from spes_p2p.testing.handle import imagined_peer, imagined_snapshot
 from spes_p2p.testing.screens import FakeFeed, reads, screen_text, settle
 
@@ -259,6 +259,8 @@ def test_snapshots_survive_the_wire() -> None:
 
 # --- a run in trouble ------------------------------------------------------------------------------------------------
 
+REMEDY = "it is suspended; `kill -CONT 12345` lets it go on"
+SUCCESSORS = "the new owners fetch what is handed over (0 of 2 have)"
 WAITING = "2 of 4 voters heard, 3 needed"
 
 
@@ -273,13 +275,54 @@ async def test_a_run_that_waits_on_purpose_says_so_and_why_and_nothing_of_it_is_
     app = SwarmApp([FakeFeed(troubled_snapshot(), name="peer 1")])
     async with app.run_test(size=size) as pilot:
         text = await reads(pilot, "Round 7 · waits on purpose", f"│ {WAITING}", "l leave")
-    below = " ".join(line.strip() for line in text.split("╯\n")[-1].split("\n"))
+    below = " ".join(below_the_panels(text))
     for words in (
         "round 6 tentative, round 4 final",
         f"waiting: on purpose: {WAITING}",
         "recovery: by itself in 8 min 20 s with 2 of 4 members, unsafe under partition",
     ):
         assert words in below, words
+
+
+async def test_trouble_that_comes_and_goes_while_the_ui_runs_takes_its_lines_and_gives_them_back(
+    feed: FakeFeed,
+) -> None:
+    app = SwarmApp([feed])
+    async with app.run_test(size=SMALL) as pilot:
+        await reads(pilot, "voter · round 6 certified")
+        feed.show(troubled_snapshot())
+        text = await reads(pilot, "unsafe under partition")
+        assert len(below_the_panels(text)) == 4
+        feed.show(imagined_snapshot())
+        await settle(pilot, lambda: len(below_the_panels(screen_text(app))) == 2)
+
+
+async def test_what_remains_of_a_leave_is_shown_whole_however_long_it_becomes() -> None:
+    leaving = msgspec.structs.replace(imagined_snapshot(), leaving=True)
+    steps = (LeaveStep(name="round", text="round 7 is being finished"), LeaveStep(name="successors", text=SUCCESSORS))
+    feed = FakeFeed(leaving)
+    app = SwarmApp([feed])
+    async with app.run_test(size=SMALL) as pilot:
+        await reads(pilot, "leaving: ")
+        feed.show(msgspec.structs.replace(leaving, leave=LeaveView(steps=steps, safe_in_ms=40_000)))
+        await settle(pilot, lambda: SUCCESSORS in " ".join(below_the_panels(screen_text(app))))
+
+
+async def test_why_a_node_is_silent_and_what_helps_is_not_cut_off() -> None:
+    feed = FakeFeed()
+    feed.why_gone = (
+        "the node in /home/somebody/.local/share/spes-p2p/default (process 12345) does not answer: " + REMEDY
+    )
+    app = SwarmApp([feed])
+    async with app.run_test(size=SMALL) as pilot:
+        await shown(pilot, app)
+        feed.reachable.clear()
+        feed.end(None)
+        await settle(pilot, lambda: REMEDY in " ".join(below_the_panels(screen_text(app))))
+
+
+def below_the_panels(text: str) -> list[str]:
+    return [line.strip() for line in text.split("╯\n")[-1].split("\n")]
 
 
 async def test_a_round_on_tentative_ones_is_not_called_tentative_itself() -> None:

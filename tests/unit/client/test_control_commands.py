@@ -15,8 +15,10 @@ from spes_p2p.client.commands import attach
 from spes_p2p.client.commands.status import status_lines
 from spes_p2p.client.standing import leave_text
 from spes_p2p.client.tie import LET_GO
+from spes_p2p.node import control_client
 from spes_p2p.node.control import serve_control
-from spes_p2p.node.snapshot import LeaveStep, LeaveView
+from spes_p2p.node.files import LEAVE_FILE
+from spes_p2p.node.snapshot import LeaveStep, LeaveView, NodeSnapshot
 from spes_p2p.testing.handle import FakeHandle
 
 
@@ -95,6 +97,34 @@ def test_leave_that_waits_tells_what_remains_until_the_node_has_ended(
     answer = spes_p2p("leave", "--wait", "--data-dir", tmp_path)
     assert answer.code == 0
     assert answer.out.splitlines()[-1] == "left the run"
+
+
+def test_leave_that_waits_does_not_take_a_silent_node_for_one_that_has_left(
+    node: ServedHandle, tmp_path: Path, spes_p2p: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_client, "TIMEOUT_S", 0.5)
+    snapshot, never = node.handle.snapshot, threading.Event()
+
+    def frozen() -> NodeSnapshot:
+        never.wait(2.0)
+        return snapshot()
+
+    node.handle.snapshot = frozen  # type: ignore[method-assign]  # its whole thread stands still
+    threading.Timer(4.0, node.end).start()
+    answer = spes_p2p("leave", "--wait", "--data-dir", tmp_path)
+    assert answer.code == 0
+    assert "does not answer" in answer.out
+    assert answer.out.splitlines()[-1] == "left the run"
+
+
+def test_leave_that_waits_says_that_the_node_was_ended_before(
+    node: ServedHandle, tmp_path: Path, spes_p2p: Callable[..., object]
+) -> None:
+    (tmp_path / LEAVE_FILE).touch()  # as a node keeps it until it has left
+    threading.Timer(0.2, node.end).start()
+    answer = spes_p2p("leave", "--wait", "--data-dir", tmp_path)
+    assert (answer.code, "ended before it had left" in answer.err) == (3, True)
+    assert "left the run" not in answer.out
 
 
 def test_attach_needs_a_node_and_a_terminal(tmp_path: Path, spes_p2p: Callable[..., object]) -> None:

@@ -8,10 +8,12 @@ import msgspec
 
 from spes_p2p.ids import RoundNumber
 from spes_p2p.node.own_updates import BRANCH_LOST, KEPT, OwnUpdates
+from spes_p2p.protocol.codec import sign
 from spes_p2p.protocol.head import Head, next_head
+from spes_p2p.protocol.messages import Leave
 from spes_p2p.protocol.state import State
 from spes_p2p.protocol.statements import Item
-from spes_p2p.protocol.wire import RefusalReason
+from spes_p2p.protocol.wire import NO_DIGEST, RefusalReason
 from spes_p2p.storage.ledger import Ledger, OwnUpdate
 from spes_p2p.testing import protocol_cases as cases
 
@@ -62,6 +64,45 @@ def test_update_in_a_later_certificate_is_accepted_late(ledger: Ledger) -> None:
     after = adopt(updates, head, silence(head))
     adopt(updates, after, [item])
     assert verdicts(updates) == [(2, "accepted late")]
+
+
+def leave(head: Head) -> Item:
+    return cases.item_of(sign(ME, Leave(head.run.run_id, head.epoch, head.round + 1, NO_DIGEST, 0)))
+
+
+def test_update_in_the_certificate_that_lets_its_author_go_is_accepted(ledger: Ledger) -> None:
+    notes: list[str] = []
+    head = cases.owned_head(FOUNDERS)
+    updates = own(ledger, head, notes)
+    updates.published(2, 1000)
+    after = adopt(updates, head, [mine(head), leave(head)])
+    assert after.state.row(ME.peer_id) is None
+    assert verdicts(updates) == [(2, "accepted")]
+    assert updates.tokens_certified == 1000
+    for _ in range(3):
+        after = adopt(updates, after, [cases.item_of(cases.alive_of(after, peer)) for peer in FOUNDERS[1:]])
+    assert verdicts(own(ledger, after, notes)) == [(2, "accepted")]
+    assert notes == []
+
+
+def test_late_update_in_the_certificate_that_lets_its_author_go_is_accepted_late(ledger: Ledger) -> None:
+    head = cases.owned_head(FOUNDERS)
+    updates, item = own(ledger, head), mine(head)
+    updates.published(2, 1000)
+    after = adopt(updates, head, silence(head))
+    updates.published(3, 900)
+    after = adopt(updates, after, [item, leave(after)])
+    assert verdicts(updates)[0] == (2, "accepted late")
+
+
+def test_leaver_whose_update_came_too_late_for_its_last_certificate_is_told(ledger: Ledger) -> None:
+    head = cases.owned_head(FOUNDERS)
+    updates = own(ledger, head)
+    updates.published(2, 1000)
+    after = adopt(updates, head, [leave(head), *silence(head)[1:]])
+    for _ in range(3):
+        after = adopt(updates, after, [cases.item_of(cases.alive_of(after, peer)) for peer in FOUNDERS[1:]])
+    assert verdicts(updates) == [(2, "not included")]
 
 
 def test_update_that_no_certificate_took_in_time_is_not_included(ledger: Ledger) -> None:

@@ -107,7 +107,7 @@ def test_view_says_how_many_rounds_and_minutes_the_shards_are_kept() -> None:
 def test_last_round_says_that_the_pause_must_end() -> None:
     view = pause_view(held_since(), after_rounds(HEAD, 1), ME, pace_of(20_000), now_ms=0, elapsed_ms=0)
     assert view.rounds_left == 1
-    assert "kept until this round ends, in about less than a minute: train again before" in view.reason
+    assert "kept until this round ends, in less than a minute: train again before" in view.reason
 
 
 def test_without_shards_there_is_nothing_to_lose() -> None:

@@ -17,7 +17,7 @@ import pytest
 from spes_p2p.errors import BlobError, ConfigError, DataError, MachineError, TrainerError
 from spes_p2p.ids import Digest, PeerId
 from spes_p2p.node.failed_plan import FILE, FailedPlan
-from spes_p2p.node.worker import BackOff, Restarting, Worker
+from spes_p2p.node.worker import CLOSE_TIMEOUT_S, BackOff, Restarting, Worker
 from spes_p2p.node.worker_messages import Done, Hello, LoadStart, Progress, ReplyEnvelope, to_frame
 from spes_p2p.storage.blobs import DiskBlobs
 from spes_p2p.testing.blobs import MemoryBlobs
@@ -251,6 +251,21 @@ async def test_closing_ends_training_early_and_a_closed_worker_stays_closed(tmp_
         assert 0 < (await training).num_steps < FOREVER
         with pytest.raises(TrainerError, match="stopped"):
             await worker.train(1)
+
+
+async def test_closing_does_not_wait_for_a_process_that_has_not_begun(tmp_path):
+    silent = (sys.executable, "-c", "import signal; signal.pause()")
+    worker = Worker(make_hello(tmp_path), Listener(), command=silent)
+    starting = asyncio.create_task(worker.start())
+    async with asyncio.timeout(TIMEOUT_S):
+        while worker.pid is None:
+            await asyncio.sleep(0)
+    pid = worker.pid
+    async with asyncio.timeout(CLOSE_TIMEOUT_S):
+        await worker.close()
+    assert has_ended(pid)
+    with pytest.raises(TrainerError, match="stopped"):
+        await starting
 
 
 PARENT = """
