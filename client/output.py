@@ -71,16 +71,6 @@ def count_text(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-def bytes_text(num_bytes: float) -> str:
-    """Bytes with a decimal unit, such as `12.3 MB`."""
-    size = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
 def duration_text(duration_ms: float) -> str:
     """A duration in its two largest units, such as `40 s`, `12 min 34 s`, `3 h 05 min`."""
     seconds = int(duration_ms // 1000)

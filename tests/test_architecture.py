@@ -18,7 +18,7 @@ FOLDERS = ("spes_p2p", "client", "bootstrap")
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
 
-BASE = frozenset({"ids", "errors", "digests", "crypto", "ports", "config"})
+BASE = frozenset({"ids", "errors", "digests", "crypto", "ports", "config", "units"})
 CORE = BASE | {"protocol", "model"}
 # Package -> the other packages of spes_p2p that it may import.
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "config": frozenset({"ids", "errors", "digests"}),
     "ending": frozenset(),
     "systemd": frozenset(),
+    "units": frozenset(),
     "protocol": BASE,
     "model": BASE,
     "storage": BASE | {"protocol"},
@@ -71,6 +72,7 @@ UI_MAY_IMPORT = (
     "spes_p2p.client.output",
     "spes_p2p.client.standing",
     "spes_p2p.errors",
+    "spes_p2p.units",
 )
 
 

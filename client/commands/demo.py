@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from spes_p2p.client.output import bytes_text, complain, prepare_json_file, say, write_json
+from spes_p2p.client.output import complain, prepare_json_file, say, write_json
 from spes_p2p.errors import UsageError
 from spes_p2p.storage.atomic import disk_errors
+from spes_p2p.units import bytes_text
 
 MARK = ".spes-p2p-demo"
 """Lies in a folder that the demo may empty."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spes_p2p.client.output import bytes_text, complain, prepare_file, prepare_json_file, say, write_json
+from spes_p2p.client.output import complain, prepare_file, prepare_json_file, say, write_json
 from spes_p2p.client.seeds_progress import SeedsProgress
 from spes_p2p.errors import EXIT_INTERRUPTED, UsageError
+from spes_p2p.units import bytes_text
 
 if TYPE_CHECKING:
     from spes_p2p.testing.sim.campaign import Campaign

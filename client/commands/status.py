@@ -9,11 +9,12 @@ import msgspec
 from spes_p2p.client import folders
 from spes_p2p.client.commands.limits import limit_lines
 from spes_p2p.client.commands.options import DataDir, Json, Run
-from spes_p2p.client.output import bytes_text, duration_text, say, short_peer
+from spes_p2p.client.output import duration_text, say, short_peer
 from spes_p2p.client.settings import choose, from_flags
 from spes_p2p.client.standing import ON_PURPOSE, certified_text, leave_text, trouble_texts
 from spes_p2p.node.control_client import read_snapshot
 from spes_p2p.node.snapshot import NodeSnapshot
+from spes_p2p.units import bytes_text
 
 
 def status(data_dir: DataDir = None, run: Run = None, json: Json = False) -> None:

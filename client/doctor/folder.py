@@ -12,7 +12,7 @@ from pathlib import Path
 
 from spes_p2p.client import folders
 from spes_p2p.client.doctor.finding import Finding, fail, of_error, ok, warn
-from spes_p2p.client.output import bytes_text, count_text
+from spes_p2p.client.output import count_text
 from spes_p2p.digests import blob_id_of_chunks
 from spes_p2p.errors import BlobError, DataError, LinkError, LocalStateError, MachineError, SpesError, UnreachableError
 from spes_p2p.ids import Digest
@@ -37,6 +37,7 @@ from spes_p2p.storage.ledger import Ledger
 from spes_p2p.storage.lock import lock_holder
 from spes_p2p.storage.partial import hash_chunks
 from spes_p2p.training.documents import default_files, find_files
+from spes_p2p.units import bytes_text
 
 BLOBS_LIMIT_S = 5.0
 

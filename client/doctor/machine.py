@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spes_p2p.client.doctor.finding import Finding, fail, of_error, ok, warn
-from spes_p2p.client.output import bytes_text
 from spes_p2p.errors import ConfigError, MachineError
+from spes_p2p.units import bytes_text
 
 OLDEST_PYTHON = (3, 11)
 NEEDED_DISK_BYTES, WANTED_DISK_BYTES = 200_000_000, 2_000_000_000

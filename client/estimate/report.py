@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from spes_p2p.client.estimate.gather import Facts
-from spes_p2p.client.output import bytes_text, count_text, duration_text
+from spes_p2p.client.output import count_text, duration_text
 from spes_p2p.node.budgets.keeping_up import LINE_SHARE
 from spes_p2p.node.budgets.limits import rate_text, size_text
 from spes_p2p.node.outlook import RoundTime, deadline, num_vacant, pace_of, round_time
 from spes_p2p.node.traffic import round_traffic, state_bytes
+from spes_p2p.units import bytes_text
 
 How = Literal["measured now", "from certificates", "reckoned"]
 

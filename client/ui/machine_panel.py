@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from spes_p2p.client.output import bytes_text, duration_text
+from spes_p2p.client.output import duration_text
 from spes_p2p.client.ui.panel import Panel, bar, fit, limit_lines
 from spes_p2p.node.snapshot import GpuView, MachineView, NodeSnapshot
+from spes_p2p.units import bytes_text
 
 NAME_WIDTH = 10
 MAX_BAR = 40

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from spes_p2p.client.output import bytes_text, short_peer
+from spes_p2p.client.output import short_peer
 from spes_p2p.client.ui.panel import Panel, fit, limit_lines, lines_of
 from spes_p2p.node.snapshot import NodeSnapshot, PeerView
+from spes_p2p.units import bytes_text
 
 TABLE_WIDTH = 60
 """From this width on a line has room for how a peer is connected."""

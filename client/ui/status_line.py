@@ -8,10 +8,11 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.widgets import Static
 
-from spes_p2p.client.output import bytes_text, duration_text
+from spes_p2p.client.output import duration_text
 from spes_p2p.client.standing import certified_text, is_tentative, trouble_texts
 from spes_p2p.client.ui.panel import MOST_LINES, fit, fit_height
 from spes_p2p.node.snapshot import NodeSnapshot
+from spes_p2p.units import bytes_text
 
 QUIET_S = 3
 """A node that has said nothing for so long is worth a word."""

@@ -11,6 +11,7 @@ from spes_p2p.ids import Digest, PeerId
 from spes_p2p.node.keeping import Keeper
 from spes_p2p.ports import BlobStore, Clock
 from spes_p2p.protocol.head import Head
+from spes_p2p.units import bytes_text
 
 
 class Fetcher(Protocol):
@@ -86,6 +87,6 @@ class LineWatch:
             self._notify(
                 "warning",
                 f"{self.ROUNDS} rounds passed while the state was loading: this line is too slow for this run; "
-                f"{state_bytes / round_s / 1e6:.2f} MB/s would do ({state_bytes / 1e6:.1f} MB within {round_s:.0f} s)",
+                f"{bytes_text(state_bytes / round_s)}/s would do ({bytes_text(state_bytes)} within {round_s:.0f} s)",
             )
             self._began_ms, self._passed = now_ms, 0

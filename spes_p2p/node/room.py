@@ -13,6 +13,7 @@ import torch
 from spes_p2p.model.products import library_bytes
 from spes_p2p.node.main_memory import free_main_memory
 from spes_p2p.training.fit import Room
+from spes_p2p.units import bytes_text
 
 FREE_SHARE = 0.9
 """Of what is free now: other programs want something later."""
@@ -37,16 +38,15 @@ def room_for_training(device: torch.device, memory_bytes: int | None) -> Room:
         free = int(torch.cuda.mem_get_info(device)[0] * FREE_SHARE)
         if memory_bytes is not None and memory_bytes <= free:
             return Room(device_bytes=memory_bytes, host_bytes=free_host, of=_allowed(memory_bytes))
-        return Room(device_bytes=free, host_bytes=free_host, of=f"of the {_gb(free)} that are free on the GPU")
+        return Room(device_bytes=free, host_bytes=free_host, of=f"of the {bytes_text(free)} that are free on the GPU")
     free_host = max(0, free_host - library_bytes())
     if memory_bytes is not None:
         allowed = int((memory_bytes - _data_bytes()) / ADDRESSES_PER_BYTE) - library_bytes()
         if allowed <= free_host:
-            return Room(
-                device_bytes=max(0, allowed),
-                of=f"of the {_gb(max(0, allowed))} that the trainer process has left of {_gb(memory_bytes)} (--memory)",
-            )
-    return Room(device_bytes=free_host, of=f"of the {_gb(free_host)} of main memory that are free")
+            left = max(0, allowed)
+            of = f"of the {bytes_text(left)} that the trainer process has left of {bytes_text(memory_bytes)} (--memory)"
+            return Room(device_bytes=left, of=of)
+    return Room(device_bytes=free_host, of=f"of the {bytes_text(free_host)} of main memory that are free")
 
 
 def _data_bytes() -> int:
@@ -58,8 +58,4 @@ def _data_bytes() -> int:
 
 
 def _allowed(memory_bytes: int) -> str:
-    return f"of the {_gb(memory_bytes)} of --memory"
-
-
-def _gb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.1f} GB"
+    return f"of the {bytes_text(memory_bytes)} of --memory"

@@ -14,6 +14,7 @@ from spes_p2p.config import NodeConfig, RunConfig
 from spes_p2p.errors import MachineError
 from spes_p2p.training.memory import MemoryNeed, memory_need
 from spes_p2p.training.plan import StepPlan, smaller, whole_batch
+from spes_p2p.units import bytes_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +76,18 @@ def after(failed: StepPlan, candidates: Iterable[StepPlan]) -> Iterator[StepPlan
 def told(config: RunConfig, need: MemoryNeed, room: Room) -> str:
     """One line on what was chosen and what it needs."""
     words = f"memory: room for {need.num_owned} of {config.num_shards} shards in {need.plan}"
-    words += f"; that needs {_gb(need.device.peak_bytes)} {room.of}"
-    return words if need.host is None else f"{words}, and {_gb(need.host.peak_bytes)} of main memory"
+    words += f"; that needs {bytes_text(need.device.peak_bytes)} {room.of}"
+    return words if need.host is None else f"{words}, and {bytes_text(need.host.peak_bytes)} of main memory"
 
 
 def _refusal(config: RunConfig, node: NodeConfig, room: Room) -> str:
     """What does not fit, and the first of the remedies that would help."""
     num_owned = min(node.capacity or 1, config.num_shards)
     smallest = _smallest(config, node, num_owned)
-    lacking = f"{_gb(smallest.device.peak_bytes)} {room.of}"
+    lacking = f"{bytes_text(smallest.device.peak_bytes)} {room.of}"
     if smallest.host is not None and smallest.device.peak_bytes <= room.device_bytes:
-        lacking = f"{_gb(smallest.host.peak_bytes)} of main memory, of which {_gb(room.host_bytes or 0)} is free"
+        free = bytes_text(room.host_bytes or 0)
+        lacking = f"{bytes_text(smallest.host.peak_bytes)} of main memory, of which {free} is free"
     shards = f"{num_owned} shard{'s' if num_owned > 1 else ''}"
     what = f"not enough memory for {shards} of this run: even in {smallest.plan} that needs {lacking}"
     return f"{what}\n{_remedy(config, node, room, num_owned)}"
@@ -105,15 +107,11 @@ def _remedy(config: RunConfig, node: NodeConfig, room: Room, num_owned: int) -> 
             )
     least = _smallest(config, node.model_copy(update={"frozen_format": "int4", "moments": "int8"}), 1)
     return (
-        f"The least that this run takes is {_gb(least.device.peak_bytes)}, with --frozen-format int4 --moments int8: "
-        "use a machine with more memory, or allow more (--memory)."
+        f"The least that this run takes is {bytes_text(least.device.peak_bytes)}, with --frozen-format int4 "
+        "--moments int8: use a machine with more memory, or allow more (--memory)."
     )
 
 
 def _smallest(config: RunConfig, node: NodeConfig, num_owned: int) -> MemoryNeed:
     needs = (memory_need(config, node, num_owned, plan) for plan in plans(config, node.num_ranks))
     return min(needs, key=lambda need: need.device.peak_bytes)
-
-
-def _gb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.1f} GB"

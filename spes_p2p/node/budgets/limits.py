@@ -146,4 +146,4 @@ def size_text(num_bytes: float) -> str:
             return (
                 f"{num_bytes / factor:.3g} {unit}" if num_bytes < 1000 * factor else f"{num_bytes / factor:.0f} {unit}"
             )
-    return f"{num_bytes / 1000:.3g} kB"
+    return f"{num_bytes / 1000:.3g} kB" if num_bytes >= 1000 else f"{num_bytes:.0f} B"

@@ -62,7 +62,7 @@ def test_line_that_lets_two_rounds_pass_is_told_which_rate_would_do() -> None:
         line.adopted(HEAD, loading=True)
     # 4 parts of 40,000 bytes and 8 blobs of 100,000 within 10 s
     assert len(notes) == 1
-    assert "0.10 MB/s would do (1.0 MB within 10 s)" in notes[0]
+    assert "96.0 kB/s would do (960.0 kB within 10 s)" in notes[0]
 
 
 def test_line_that_keeps_up_is_left_in_peace() -> None:

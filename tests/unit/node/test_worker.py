@@ -129,7 +129,9 @@ async def test_a_round_in_the_process_gives_the_blobs_that_it_gives_in_memory(tm
 
     assert (ready.num_documents, ready.num_held_out, ready.resumed_round) == (6, 2, None)
     assert ready.capacity == CONFIG.num_shards
-    assert ready.memory.startswith("memory: room for 4 of 4 shards in micro-batches of 2 sequences; that needs 0.0 GB")
+    assert ready.memory.startswith(
+        "memory: room for 4 of 4 shards in micro-batches of 2 sequences; that needs 1.6 MB of"
+    )
     assert (trained.num_steps, trained.tokens, trained.mean_loss) == (4, result.tokens, result.mean_loss)
     assert [piece.blob for piece in update.psi + update.experts] == [
         piece.blob for piece in expected.psi + expected.experts

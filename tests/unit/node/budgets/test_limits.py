@@ -71,7 +71,7 @@ def test_wrong_texts_are_refused_with_the_flag(name: str, text: str, words: str)
 
 def test_sizes_are_short_for_people() -> None:
     assert [size_text(size) for size in (512, 80_000, 1_250_000, 4e10, 123_456e9)] == [
-        "0.512 kB", "80 kB", "1.25 MB", "40 GB", "123 TB",
+        "512 B", "80 kB", "1.25 MB", "40 GB", "123 TB",
     ]  # fmt: skip
     assert rate_text(999_999_999) == "1e+03 MB/s" or rate_text(999_999_999) == "1000 MB/s"
 
