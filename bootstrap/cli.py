@@ -133,8 +133,8 @@ def command(
         mirror_bytes=flags.size_of("--mirror", mirror, 0),
     )
     options.check()
-    flags.set_up_log(flags.log_lines(log_file, log_size, log_keep), as_json=log_json)
-    return run_bootstrap(options, as_json=as_json)
+    with flags.logged(flags.log_lines(log_file, log_size, log_keep), as_json=log_json):
+        return run_bootstrap(options, as_json=as_json)
 
 
 def main() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +13,9 @@ import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from spes_p2p.bootstrap.options import DEFAULT_CACHE_BYTES, DEFAULT_METRICS
-from spes_p2p.errors import UsageError
+from spes_p2p.errors import SpesError, UsageError
 from spes_p2p.network.quotas import QuotaLimits
-from spes_p2p.storage.logfile import DEFAULT_KEPT, DEFAULT_SIZE_BYTES, JsonLines, LogFile, RotatingLines
+from spes_p2p.storage.logfile import DEFAULT_KEPT, DEFAULT_SIZE_BYTES, JsonLines, LogFile, RotatingLines, one_line
 
 Metrics = Annotated[
     str,
@@ -41,6 +43,8 @@ DEFAULT_ALL_REQUESTS = QuotaLimits().all_requests_per_s
 DEFAULT_LOG_KEEP = DEFAULT_KEPT
 
 _SIZE = TypeAdapter(ByteSize)
+
+logger = logging.getLogger(__name__)
 
 
 def size_of(flag: str, text: str | None, default: int) -> int:
@@ -90,8 +94,16 @@ def log_lines(path: Path | None, size: str | None, keep: int) -> LogFile | None:
     return LogFile(path=path.expanduser().absolute(), size_bytes=found, kept=keep)
 
 
-def set_up_log(file: LogFile | None, *, as_json: bool) -> None:
-    """The log of this process: lines on standard error, or in the file. Raises UsageError."""
+@contextlib.contextmanager
+def logged(file: LogFile | None, *, as_json: bool) -> Iterator[None]:
+    """The log of this process: lines on standard error, or in the file. The SpesError that ends the context is in it
+    too, where nobody may see what a command complains of. Raises UsageError if the file cannot be opened."""
     handler: logging.Handler = RotatingLines(file) if file is not None else logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    try:
+        yield
+    except SpesError as error:
+        if file is not None or as_json:
+            logger.error("%s", one_line(error))
+        raise

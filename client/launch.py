@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from spes_p2p.client.output import complain, say
 from spes_p2p.config import NodeConfig
-from spes_p2p.errors import EXIT_INTERRUPTED, LocalStateError, UnreachableError
+from spes_p2p.errors import EXIT_INTERRUPTED, LocalStateError, SpesError, UnreachableError
 from spes_p2p.network.link import InviteLink, format_link
 from spes_p2p.node.control_client import request_stop, running_pid
 from spes_p2p.node.files import LOG_FILE
-from spes_p2p.storage.logfile import LogFile
+from spes_p2p.storage.logfile import LogFile, one_line
 
 if TYPE_CHECKING:
     from spes_p2p.client.node_process import NodeProcess  # it brings the local API's server along
@@ -26,11 +26,18 @@ _LOOK_EVERY_S = 0.1
 
 
 def run_headless(config: NodeConfig, invite: InviteLink, *, as_json: bool, file: LogFile | None) -> int:
-    """A node in this process, with log lines. Returns the exit code; raises SpesError."""
+    """A node in this process, with log lines. Returns the exit code; raises SpesError, which is in the log too where
+    that is for programs, or for somebody who does not see this terminal."""
     from spes_p2p.client.foreground import run_in_foreground
     from spes_p2p.client.logs import set_up
 
-    return run_in_foreground(config, invite, set_up(as_json=as_json, file=file))
+    log = set_up(as_json=as_json, file=file)
+    try:
+        return run_in_foreground(config, invite, log)
+    except SpesError as error:
+        if as_json or file is not None:
+            log.error(one_line(error))
+        raise
 
 
 def run_with_ui(config: NodeConfig, invite: InviteLink) -> int:

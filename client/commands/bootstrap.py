@@ -47,7 +47,7 @@ def bootstrap(
         mirror_bytes=flags.size_of("--mirror", mirror, 0),
     )
     options.check()
-    flags.set_up_log(flags.log_lines(log_file, log_size, log_keep), as_json=log_json)
-    if tied:
-        tie_to_parent()
-    return run_bootstrap(options, as_json=json)
+    with flags.logged(flags.log_lines(log_file, log_size, log_keep), as_json=log_json):
+        if tied:
+            tie_to_parent()
+        return run_bootstrap(options, as_json=json)

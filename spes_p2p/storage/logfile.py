@@ -62,3 +62,8 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line)
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, for a log: one event is one line."""
+    return " ".join(str(error).split())

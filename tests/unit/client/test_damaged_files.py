@@ -157,6 +157,16 @@ def test_a_command_that_needs_a_damaged_file_ends_with_6_and_names_it(
     assert file in answer.err and len(answer.err.splitlines()) <= 2
 
 
+def test_why_a_node_ended_is_in_its_log_file_too(spes_p2p: Run, folder: Path, tmp_path: Path) -> None:
+    scribble(folder / "limits.json")
+    log = tmp_path / "node.log"
+    answer = spes_p2p("join", "--headless", "--gpu", "none", "--data-dir", folder, "--log-json", "--log-file", log)
+    assert (answer.code, answer.out) == (6, "")
+    last = json.loads(log.read_text().splitlines()[-1])
+    assert (last["level"], last["event"]) == ("error", " ".join(answer.err.split()))
+    assert "limits.json is damaged" in last["event"]
+
+
 @pytest.mark.parametrize("damage", [empty, cut, scribble])
 def test_a_damaged_journal_is_never_replaced_by_an_empty_one(folder: Path, damage: Callable[[Path], None]) -> None:
     path = folder / JOURNAL_FILE
