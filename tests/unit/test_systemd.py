@@ -43,6 +43,22 @@ async def test_ready_alive_and_stopping_are_told(tmp_path: Path, listener: socke
     assert set(rest) <= {"WATCHDOG=1", "STOPPING=1"}
 
 
+async def test_one_sign_of_life_that_comes_late_does_not_end_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At least two are on their way within systemd's limit."""
+    pauses_s: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses_s.append(seconds)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    with pytest.raises(asyncio.CancelledError):
+        await Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "30000000"}).keep_alive()
+    assert pauses_s == [10.0]
+
+
 async def test_without_a_watchdog_there_are_no_signs_of_life(tmp_path: Path, listener: socket.socket) -> None:
     for watchdog in (
         {},
