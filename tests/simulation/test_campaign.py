@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,9 +44,21 @@ def ignore(outcome: Outcome) -> None:
     """For seeds of which nobody is told."""
 
 
-def started(*arguments: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+Started = tuple[subprocess.Popen[str], list[psutil.Process]]
+
+
+@pytest.fixture
+def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Started]:
+    """Starts the command; what it leaves behind when it is killed is in a folder of the test."""
+    folder = str(tmp_path_factory.mktemp("t"))
+    return lambda *arguments: started(*arguments, environment={**os.environ, "TMPDIR": folder})
+
+
+def started(*arguments: str, environment: Mapping[str, str]) -> Started:
     """The command under way in a session of its own, and its worker processes."""
-    process = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment
+    )
     parent = psutil.Process(process.pid)
     for _ in range(1200):
         with suppress(psutil.NoSuchProcess):  # one that ended while it was looked at
@@ -135,17 +147,17 @@ def test_two_processes_do_not_play_into_one_file(tmp_path: Path) -> None:
 # --- early ends ------------------------------------------------------------------------------------------------------
 
 
-def test_workers_end_with_the_process_that_asked_for_the_seeds() -> None:
-    process, workers = started("--faults", "all", "--seeds", "500", "--jobs", "2")
+def test_workers_end_with_the_process_that_asked_for_the_seeds(start: Callable[..., Started]) -> None:
+    process, workers = start("--faults", "all", "--seeds", "500", "--jobs", "2")
     process.kill()
     process.communicate()
     _, alive = psutil.wait_procs(workers, timeout=20)
     assert alive == []
 
 
-def test_ctrl_c_ends_at_once_and_what_was_played_stays(tmp_path: Path) -> None:
+def test_ctrl_c_ends_at_once_and_what_was_played_stays(tmp_path: Path, start: Callable[..., Started]) -> None:
     file = tmp_path / "seeds.jsonl"
-    process, workers = started("--seeds", "100000", "--jobs", "2", "--resume", str(file))
+    process, workers = start("--seeds", "100000", "--jobs", "2", "--resume", str(file))
     for _ in range(1200):
         if file.exists() and file.read_text().count("\n") >= 2:
             break
