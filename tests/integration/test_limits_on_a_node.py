@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spes_p2p.node.budgets.month import MonthCount, month_of
-from spes_p2p.node.budgets.store import write_month
+from spes_p2p.node.budgets.store import read_limits, write_month
 from spes_p2p.testing.live import LiveSwarm, live_swarm, quick_config
 
 pytestmark = [pytest.mark.live_long, pytest.mark.timeout(900)]
@@ -61,12 +61,15 @@ def test_hours_hold_training_at_once_and_over_a_kill_until_they_are_taken_away(s
 
 
 def test_what_cannot_be_is_refused_in_a_line_and_changes_nothing(swarm: LiveSwarm) -> None:
-    before = limits(swarm)
+    assert "upload 5 MB/s" in limits(swarm, "--upload", "5MB/s")
     folder = str(swarm.data_dir("ada"))
+    before = read_limits(swarm.data_dir("ada"))
     for change, code, words in ((("--gpu-power", "200W"), 5, "trains on the CPU"), (("--upload", "x"), 2, "--upload")):
         refused = swarm.command("limits", *change, "--data-dir", folder)
         assert (refused.returncode, words in refused.stderr, "Traceback" in refused.stderr) == (code, True, False)
-    assert limits(swarm) == before
+    assert read_limits(swarm.data_dir("ada")) == before
+    snapshot = swarm.look("ada")
+    assert snapshot is not None and [limit.limit for limit in snapshot.limits.limits] == ["5 MB/s"]
 
 
 def test_a_line_that_cannot_keep_up_ends_with_5_and_the_numbers(swarm: LiveSwarm) -> None:
