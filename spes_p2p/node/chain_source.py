@@ -6,6 +6,7 @@ An answer costs a bounded amount of work: heads of old rounds are found from the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 from spes_p2p.ids import Digest, PeerId, RoundNumber
@@ -37,11 +38,14 @@ class ChainSource:
         self._genesis = genesis
         self._stored = StoredChain(ledger, genesis)
         self._places = asyncio.Semaphore(_WORKS_AT_ONCE)
+        self._is_closed = False
 
     async def answer(self, asker: PeerId, data: bytes) -> Sequence[bytes]:
         """Frames of the answer; none: this node does not have what is asked for. Raises RemoteProtocolError."""
         question = decode_question(data, asker)
         async with self._places:
+            if self._is_closed:
+                return ()
             match question:
                 case TipQuestion():
                     return await asyncio.to_thread(self._tip)
@@ -51,6 +55,13 @@ class ChainSource:
                     return await asyncio.to_thread(self._waypoint, question)
                 case TablesQuestion():
                     return await asyncio.to_thread(self._tables, question)
+
+    async def close(self) -> None:
+        """Have nothing any more; returns once no answer reads the ledger, so that it can be closed."""
+        self._is_closed = True
+        async with contextlib.AsyncExitStack() as all_places:
+            for _ in range(_WORKS_AT_ONCE):
+                await all_places.enter_async_context(self._places)
 
     def _tip(self) -> list[bytes]:
         latest, gaps = self._ledger.latest(), self._ledger.gaps()
