@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import os
 import statistics
@@ -19,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from spes_p2p.client.output import prepare_json_file, write_json
 from spes_p2p.crypto import Identity
 from spes_p2p.network import p2p
 from spes_p2p.network.p2p import RELAY_LIMITS, Daemon, DaemonOptions
@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--busy", type=int, default=0, help="processes that compute meanwhile")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    prepare_json_file(arguments.json)
     others = [multiprocessing.Process(target=compute, daemon=True) for _ in range(arguments.busy)]
     for other in others:
         other.start()
@@ -110,7 +111,7 @@ def main() -> None:
         "median_s_as_it_comes": round(medians[AS_IT_COMES], 3),
     }
     if arguments.json:
-        arguments.json.write_text(json.dumps([row], indent=2) + "\n")
+        write_json(arguments.json, [row])
 
 
 if __name__ == "__main__":

@@ -43,7 +43,6 @@ def run_bootstrap(options: BootstrapOptions, *, as_json: bool = False) -> int:
     nodes that it was told of; or with `as_json` one line `{"addresses": [...], "peer": "...", "http": "..."}`. Raises
     SpesError.
     """
-    options.check()
     if not asyncio.run(_run(options, as_json)):
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

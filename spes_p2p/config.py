@@ -326,6 +326,11 @@ class Limits(Frozen):
     idle_only: bool = False
     pause_on_battery: bool = False
 
+    @property
+    def time_share(self) -> float:
+        """Of its time, that the trainer works: all of it without a limit."""
+        return self.gpu_share or 1.0
+
 
 class NodeConfig(Frozen):
     """How one machine takes part in one run."""

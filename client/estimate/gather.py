@@ -33,11 +33,6 @@ class Wishes:
     limits: Limits
     """Those that are named, else those that a join would find set."""
 
-    @property
-    def share(self) -> float:
-        """Of the time, that training takes."""
-        return self.limits.gpu_share or 1.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:

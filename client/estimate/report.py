@@ -180,7 +180,7 @@ def _limits(facts: Facts) -> Iterator[Figure]:
         "enough": not judged.refusal,
         "shards": judged.capacity,
         "inner_steps": judged.inner_steps,
-        "gpu_share": facts.wishes.share,
+        "gpu_share": facts.wishes.limits.time_share,
         "note": judged.why,
     }
     yield Figure(name="limits", text=text, how="reckoned", values=values)
@@ -191,7 +191,7 @@ def _deadline(facts: Facts, rounds: RoundTime) -> Figure:
     if steps is None:
         text = f"not known: {facts.unmeasured}"
         return Figure(name="deadline", text=text, how="reckoned", values={"chance": None, "inner_steps": inner_steps})
-    share, judged = facts.wishes.share, facts.judged
+    share, judged = facts.wishes.limits.time_share, facts.judged
     rested_s = (steps.mean_s / share, steps.deviation_s / share)
     found = deadline(facts.config, inner_steps, rested_s, rounds, judged.shortened_s)
     chance, more = found.chance, ""

@@ -45,16 +45,12 @@ async def dial_back(daemon: Daemon, peer: PeerId) -> DialBack:
     own = [parse_peer_address(text) for text in await daemon.addresses()]
     me = libp2p_id(peer_from_text(str(daemon.peer_id))).to_bytes()
     request = dial_request(me, [Multiaddr(address.route).to_bytes() for address in own])
-    reader, writer = await daemon.open_stream(peer, AUTONAT_STREAM, TIMEOUT_S)
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            writer.write(request)
-            await writer.drain()
-            return parse_answer(await read_framed(reader))
-    except (TimeoutError, OSError, EOFError, ValueError) as error:
-        raise TransportError(f"no proper answer to a request to dial back: {error!r}") from error
-    finally:
-        writer.close()
+
+    async def read(reader: asyncio.StreamReader) -> DialBack:
+        return parse_answer(await read_framed(reader))
+
+    failure = "no proper answer to a request to dial back"
+    return await daemon.exchange(peer, AUTONAT_STREAM, request, read, TIMEOUT_S, failure)
 
 
 async def offers_relay(daemon: Daemon, peer: PeerId) -> bool:

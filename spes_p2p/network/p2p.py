@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import TypeVar
 
 from multiaddr import Multiaddr  # type: ignore[import-untyped]  # ships no types
 
@@ -53,6 +54,8 @@ RELAY_STREAM = "/libp2p/circuit/relay/0.2.0/hop"
 _NUM_WORDS = 20
 NUM_RELAY_THREADS = 1
 """Threads that run Go code at once where the daemon relays: see `relaying`."""
+
+Answer = TypeVar("Answer")
 
 StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 """Serves one incoming stream of an authenticated peer; the stream is closed when it returns."""
@@ -268,6 +271,31 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind ships no types
         stream = p2pd_pb2.StreamOpenRequest(peer=libp2p_id(peer).to_bytes(), proto=[name], timeout=math.ceil(timeout_s))
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=stream)
         return await self._ask(peer, request, timeout_s)
+
+    async def exchange(
+        self,
+        peer: PeerId,
+        name: str,
+        data: bytes,
+        read: Callable[[asyncio.StreamReader], Awaitable[Answer]],
+        timeout_s: float,
+        failure: str,
+    ) -> Answer:
+        """Send bytes on a stream of protocol `name` of their own, and return what `read` makes of the answer.
+
+        Raises TransportError, which begins with `failure` if the answer is none: ValueError of `read`, an end, or
+        silence for `timeout_s`.
+        """
+        reader, writer = await self.open_stream(peer, name, timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                writer.write(data)
+                await writer.drain()
+                return await read(reader)
+        except (TimeoutError, OSError, EOFError, ValueError) as error:
+            raise TransportError(f"{failure}: {error!r}") from error
+        finally:
+            writer.close()
 
     async def _ask(
         self, peer: PeerId, request: p2pd_pb2.Request, timeout_s: float

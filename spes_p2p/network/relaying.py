@@ -105,16 +105,12 @@ async def limits_of(relay: Daemon, stranger: Daemon) -> RelayLimits:
 
 async def reserve(daemon: Daemon, relay: PeerId) -> RelayLimits:
     """Have a connected peer promise to relay, and say within what. Raises TransportError if it does not."""
-    reader, writer = await daemon.open_stream(relay, RELAY_STREAM, TIMEOUT_S)
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            writer.write(reservation_request())
-            await writer.drain()
-            return parse_reservation(await read_framed(reader))
-    except (TimeoutError, OSError, EOFError, ValueError) as error:
-        raise TransportError(f"no proper answer to a request for relaying: {error!r}") from error
-    finally:
-        writer.close()
+
+    async def read(reader: asyncio.StreamReader) -> RelayLimits:
+        return parse_reservation(await read_framed(reader))
+
+    failure = "no proper answer to a request for relaying"
+    return await daemon.exchange(relay, RELAY_STREAM, reservation_request(), read, TIMEOUT_S, failure)
 
 
 def reservation_request() -> bytes:
@@ -137,13 +133,8 @@ def parse_reservation(data: bytes) -> RelayLimits:
 
 async def _ping(daemon: Daemon, peer: PeerId) -> None:
     """Return once the peer, too, knows that they are connected. Raises TransportError."""
-    reader, writer = await daemon.open_stream(peer, _PING_STREAM, TIMEOUT_S)
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            writer.write(os.urandom(_PING_BYTES))
-            await writer.drain()
-            await reader.readexactly(_PING_BYTES)
-    except (TimeoutError, OSError, EOFError) as error:
-        raise TransportError(f"no answer to a ping: {error!r}") from error
-    finally:
-        writer.close()
+
+    async def read(reader: asyncio.StreamReader) -> bytes:
+        return await reader.readexactly(_PING_BYTES)
+
+    await daemon.exchange(peer, _PING_STREAM, os.urandom(_PING_BYTES), read, TIMEOUT_S, "no answer to a ping")

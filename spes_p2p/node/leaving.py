@@ -13,7 +13,7 @@ from spes_p2p.ids import Digest
 from spes_p2p.node.driver import Driver
 from spes_p2p.node.files import LEAVE_FILE
 from spes_p2p.node.handover import encode_index, fetch_s
-from spes_p2p.node.pausing import Pace
+from spes_p2p.node.pausing import Pace, shards_text
 from spes_p2p.node.sizes import handover_bytes
 from spes_p2p.node.snapshot import LeaveStep, LeaveView
 from spes_p2p.node.training import Training
@@ -128,10 +128,9 @@ def _refusal(head: Head, shards: Sequence[int], promises: Promises) -> str:
 
 
 def _given_up_text(why: str, shards: Sequence[int]) -> str:
-    names = f"shard{'' if len(shards) == 1 else 's'} {', '.join(map(str, shards))}"
     return (
-        f"nothing is handed over: {why}; the optimizer state of {names} is given up; their certified values stay in "
-        "the swarm, and the new owners go on from these"
+        f"nothing is handed over: {why}; the optimizer state of {shards_text(shards)} is given up; their "
+        "certified values stay in the swarm, and the new owners go on from these"
     )
 
 

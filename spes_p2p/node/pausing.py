@@ -7,7 +7,7 @@ member     for as long as the node runs: a paused one still says each round that
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -123,11 +123,16 @@ def pause_view(
 def _lease_text(shards: tuple[int, ...], num_rounds: int, first: int, left_ms: int | None) -> str:
     about = "" if left_ms is None else f", {_in_minutes(left_ms)}"
     if num_rounds <= 1:
-        return f"{_shards(shards)} kept until this round ends{about}: train again before, or others get what was yours"
-    return f"{_shards(shards)} kept for {num_rounds} rounds, until round {first} ends{about}; then others may get them"
+        return (
+            f"{shards_text(shards)} kept until this round ends{about}: train again before, or others get what was yours"
+        )
+    return (
+        f"{shards_text(shards)} kept for {num_rounds} rounds, until round {first} ends{about}; then others may get them"
+    )
 
 
-def _shards(shards: tuple[int, ...]) -> str:
+def shards_text(shards: Sequence[int]) -> str:
+    """Such as `shard 3`, `shards 1, 2`."""
     return f"shard{'s' if len(shards) > 1 else ''} {', '.join(map(str, shards))}"
 
 
@@ -142,10 +147,10 @@ def _lost_text(head: Head, lost: list[int], *, leaving: bool) -> str:
     vacant = tuple(shard for shard in lost if not head.state.owners(shard))
     texts = []
     if taken:
-        texts.append(f"{_shards(taken)} {'belong' if len(taken) > 1 else 'belongs'} to others now")
+        texts.append(f"{shards_text(taken)} {'belong' if len(taken) > 1 else 'belongs'} to others now")
     if vacant:
         claimed = "" if leaving else ", and claimed when training goes on"
-        texts.append(f"{_shards(vacant)} {'are' if len(vacant) > 1 else 'is'} vacant{claimed}")
+        texts.append(f"{shards_text(vacant)} {'are' if len(vacant) > 1 else 'is'} vacant{claimed}")
     return "; ".join(texts)
 
 

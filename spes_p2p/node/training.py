@@ -67,7 +67,8 @@ class Requests(Protocol):
 
 
 class Training:
-    """One peer's trainer over the rounds. Its methods are called one after the other."""
+    """One peer's trainer over the rounds. Loads and trainings are asked for one after the
+    other; a load waits for the end of an export."""
 
     def __init__(
         self,
@@ -205,10 +206,8 @@ class Training:
         All of one round: with a load after each, leases would lapse shard by shard before they are packed.
         """
         async with self._keeps_start:
-            if self._loaded is None:
-                return {}
             found = {}
-            for shard in self._loaded.state.shards_of(self._peer):
+            for shard in self.owned:
                 exported = await self._worker.export_handover(shard)
                 found[shard] = (exported.blob, exported.size_bytes)
             return found

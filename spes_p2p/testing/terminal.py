@@ -98,12 +98,9 @@ class Terminal:
         self.process.wait()
 
 
-# As in a new terminal: whoever runs the tests may ignore its signals (nohup, a job in the background).
 _LEAD = """
-import fcntl, signal, sys, termios
+import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-for number in (signal.SIGHUP, signal.SIGINT):
-    signal.signal(number, signal.SIG_DFL if number == signal.SIGHUP else signal.default_int_handler)
 from spes_p2p.client.cli import main
 main()
 """

@@ -49,7 +49,7 @@ class Verdict:
 
 def judge(limits: Limits, facts: Facts) -> Verdict:
     """Apply the limits."""
-    used_up = month_used_up(limits, facts)
+    used_up = month_used_up(limits, facts.month_bytes)
     holds = [used_up] if used_up else []
     if limits.hours is not None and not parse_hours(limits.hours).allow(facts.now.time()):
         holds.append(f"it is outside the hours {limits.hours}")
@@ -61,9 +61,9 @@ def judge(limits: Limits, facts: Facts) -> Verdict:
     return Verdict(holds=tuple(holds), no_blobs=used_up or kept, spares_promised=bool(kept))
 
 
-def month_used_up(limits: Limits, facts: Facts) -> str:
-    """The reason, if this month's bytes are used up."""
-    if limits.monthly is None or facts.month_bytes < limits.monthly:
+def month_used_up(limits: Limits, month_bytes: int) -> str:
+    """The reason, if this month's bytes are used up; `month_bytes` have passed so far."""
+    if limits.monthly is None or month_bytes < limits.monthly:
         return ""
     return f"this month's {size_text(limits.monthly)} are used up"
 
@@ -109,7 +109,7 @@ def _rows(limits: Limits, facts: Facts) -> Iterator[LimitView]:
             limit=size_text(limits.monthly),
             used=size_text(facts.month_bytes),
             share=facts.month_bytes / limits.monthly,
-            holds=anew if month_used_up(limits, facts) else "",
+            holds=anew if month_used_up(limits, facts.month_bytes) else "",
         )
     if limits.hours is not None:
         yield _hours_row(limits.hours, facts)

@@ -210,7 +210,7 @@ class Budgets:
     @property
     def share(self) -> float:
         """Of the time, that training takes."""
-        return self.limits.gpu_share or 1.0
+        return self.limits.time_share
 
     def inner_steps(self, num_inner_steps: int, step_s: float | None) -> int:
         """To make of so many, with the members and shards of now. `step_s`: of one without rests; None: not known.

@@ -174,7 +174,7 @@ def _steps(demand: Demand, limits: Limits, shortened_s: float, step_s: float | N
     """Inner steps to make of H."""
     if not shortened_s:
         return demand.inner_steps
-    each_s = demand.round_max_s / demand.inner_steps if step_s is None else step_s / (limits.gpu_share or 1.0)
+    each_s = demand.round_max_s / demand.inner_steps if step_s is None else step_s / limits.time_share
     fit = math.floor((demand.others_train_s(step_s) - shortened_s) / each_s)
     return min(demand.inner_steps, max(1, math.floor(MIN_STEPS * demand.inner_steps), fit))
 
@@ -199,7 +199,7 @@ def _notes(  # without what is measured anew in each round: one text is told onc
             f"--download {rate_text(limits.download)}: what a round brings, {size_text(judged.load_bytes)}, takes "
             f"{judged.load_s:.0f} s, longer than rounds take now: this node misses some of them"
         )
-    training_s = demand.inner_steps * (step_s or 0.0) / (limits.gpu_share or 1.0)
+    training_s = demand.inner_steps * (step_s or 0.0) / limits.time_share
     if limits.gpu_share is not None and training_s > demand.round_max_s:
         yield (
             f"--gpu-share {limits.gpu_share:.0%}: not all {demand.inner_steps:,} inner steps fit into the "

@@ -140,7 +140,7 @@ def rate_text(bytes_per_s: float) -> str:
 
 
 def size_text(num_bytes: float) -> str:
-    """Such as `12.3 GB`."""
+    """Such as `12.3 GB`: three digits and no `.0`, as limits are written. Elsewhere sizes are `units.bytes_text`'s."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if num_bytes >= factor:
             return (

@@ -7,6 +7,7 @@ of the month's bytes the hand-over's are put aside, and other blobs stop when no
 from __future__ import annotations
 
 from spes_p2p.config import Limits
+from spes_p2p.node.budgets.judge import month_used_up
 from spes_p2p.node.budgets.keeping_up import LINE_SHARE, Demand
 from spes_p2p.node.budgets.limits import rate_text, size_text
 
@@ -30,10 +31,10 @@ def refusal(
     `within_s`: for how long the new owners wait. Until the leave is certified this node takes part in
     ROUNDS_UNTIL_LET_GO rounds, whose bytes come first: in them its last update goes out.
     """
+    if used_up := month_used_up(limits, month_bytes):
+        return used_up
     if limits.monthly is not None:
         left_bytes = limits.monthly - month_bytes
-        if left_bytes <= 0:
-            return f"this month's {size_text(limits.monthly)} are used up"
         rounds_bytes = 0 if demand is None else ROUNDS_UNTIL_LET_GO * _round_bytes(*demand)
         if left_bytes < rounds_bytes + aside_bytes(handover_bytes):
             return (

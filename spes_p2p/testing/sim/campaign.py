@@ -97,7 +97,10 @@ def play_all(
                 future.add_done_callback(ended.put)
             if not running:
                 break
-            for future in _all_ended(ended, look_every_s):
+            futures = _all_ended(ended, look_every_s)
+            while not told.empty():  # all that those have told: it left their workers before their outcome did
+                rounds.update([told.get()])
+            for future in futures:
                 outcome = _outcome(campaign, running.pop(future), future)
                 if file is not None:
                     file.write(json.dumps(_line(campaign, outcome)) + "\n")
@@ -105,9 +108,7 @@ def play_all(
                 outcomes.append(outcome)
                 finished(outcome)
                 rounds.pop(outcome.seed, None)
-            while not told.empty():
-                rounds.update([told.get()])
-            looked({seed: number for seed, number in rounds.items() if seed in running.values()})
+            looked(rounds)
     return sorted(outcomes, key=lambda outcome: outcome.seed)
 
 
